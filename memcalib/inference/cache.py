@@ -34,7 +34,7 @@ def call_key(**call: JsonValue) -> str:
 
 
 def _canonical(value: JsonValue) -> JsonValue:
-    """The value with integers in the place of floats without a fraction, at any depth."""
+    """The value with each float without a fraction replaced with an integer, at any depth."""
     if isinstance(value, dict):
         return {str(name): _canonical(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -70,7 +70,7 @@ COMMIT;
 
 # %% ../../nbs/inference/02_cache.ipynb #a8b3913a
 def _to_wal(db: sqlite3.Connection, seconds: float = 10.0) -> None:
-    """Switch to the journal mode WAL, trying for so many seconds where the file is locked."""
+    """Switch to the journal mode WAL, trying again for up to `seconds` while the file is locked."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -83,15 +83,15 @@ def _to_wal(db: sqlite3.Connection, seconds: float = 10.0) -> None:
 
 
 def _refuse_of_another_user(file: Path) -> None:
-    """Raise `CacheError` where a file or a link is there that belongs to another user, and for a
-    file that others may write.
+    """Raise `CacheError` for a file or a link that belongs to another user, and for a file that
+    other users may write to.
     """
     try:
         status = file.lstat()
     except FileNotFoundError:
         return
     if stat.S_ISCHR(status.st_mode):
-        return  # /dev/null, which is no database
+        return  # /dev/null, which is not a database
     if status.st_uid != os.geteuid():
         raise CacheError(
             f"{file}: it belongs to another user (number {status.st_uid}), who could read your "
@@ -109,8 +109,9 @@ def _refuse_of_another_user(file: Path) -> None:
 
 
 def _place_of(path: Path) -> Path:
-    """Where a cache file is, behind links, which SQLite follows, to files and to folders; raises
-    `CacheError` for a link of another user. A link of the administrator to a folder is followed.
+    """Where a cache file really is. Links to files and folders are followed, as SQLite follows
+    them. Raises `CacheError` for a link that belongs to another user, unless it is the
+    administrator's link to a folder.
     """
     step = path.absolute()
     for _ in range(40):  # more links than a system follows
@@ -124,13 +125,13 @@ def _place_of(path: Path) -> Path:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A connection to the file, which is made where there is none; raises `CacheError` for a file
-    that is not ours.
+    """A connection to the file, which is created if it does not exist; raises `CacheError` for a
+    file that is not ours.
     """
     path = _place_of(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-    for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite believes what stands beside its file
+    for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite trusts the files next to its own
         beside = path.with_name(path.name + suffix)
         _refuse_of_another_user(_place_of(beside))
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
@@ -188,8 +189,8 @@ def _advice(path: Path, reason: str) -> str:
 
 # %% ../../nbs/inference/02_cache.ipynb #d6a3051d
 class _CacheFile:
-    """An SQLite file that is opened late, locked against other threads, and opened anew in a forked
-    child.
+    """An SQLite file that is opened on first use, locked against other threads, and opened again in
+    a forked child.
     """
 
     def __init__(self, path: str | Path | None):
@@ -229,7 +230,7 @@ class _CacheFile:
                 self._pid = 0
 
     def files(self) -> list[Path]:
-        """The file and SQLite's side files, as far as they exist, behind a link."""
+        """The file and those of SQLite's side files that exist; a link is followed."""
         path = self.path.resolve()
         ends = ("", "-wal", "-shm", "-journal")
         return [file for end in ends if (file := path.with_name(path.name + end)).exists()]
@@ -245,7 +246,7 @@ def _machine() -> str:
 
 
 def _is_at_work(owner: str) -> bool:
-    """Whether a claim's owner is a process of this machine that is there."""
+    """Whether a claim's owner is a process of this machine that is still running."""
     return owner.rsplit(" ", 2)[0] == _machine() and not _is_dead(owner)
 
 
@@ -284,14 +285,14 @@ class CallCache(_CacheFile):
     def __init__(self, path: str | Path | None = None, lease: float = LEASE):
         super().__init__(path)
         self.lease = lease
-        self._claimed: set[str] = set()  # keys of the calls that this object may ask
+        self._claimed: set[str] = set()  # keys of the calls that this object may make
         self._renewer: threading.Thread | None = None
 
     def get(
         self, key: str, is_reply: Callable[[dict[str, Any]], bool] = lambda reply: True
     ) -> dict[str, Any] | None:
-        """What was stored under the key, or None. A row that is no JSON object, or of which
-        `is_reply` is not true, is deleted: it will be asked for again.
+        """What was stored under the key, or None. A row that is not a JSON object, or that
+        `is_reply` rejects, is deleted, so that the reply will be asked for again.
         """
         with self._connection() as db:
             row = db.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
@@ -307,8 +308,8 @@ class CallCache(_CacheFile):
         return None
 
     def claim(self, key: str) -> bool:
-        """True where the caller may ask now; False where a living process is asking, or the reply
-        is there.
+        """True if the caller may ask now; False if a running process is asking, or if the reply is
+        there.
         """
         now = time.time()
         with self._connection() as db:
@@ -328,8 +329,8 @@ class CallCache(_CacheFile):
         return True
 
     def _shorten(self, db: sqlite3.Connection, key: str, now: float) -> None:
-        """End a claim of a machine whose clock is ahead no later than one lease from now; its owner
-        renews it while it is at work.
+        """Let a claim end no later than one lease from now, in case the clock of the machine that
+        made it is ahead. Its owner renews it while it is at work.
         """
         latest = now + max(self.lease, LEASE)
         db.execute(
@@ -337,8 +338,9 @@ class CallCache(_CacheFile):
         )
 
     def claimed(self, key: str) -> tuple[str, float] | None:
-        """Who of the other processes has claimed a key, and the seconds until the claim ends where
-        it is not renewed; None without such a claim."""
+        """The other process that has claimed a key, and the seconds until its claim ends if it is
+        not renewed; None without such a claim.
+        """
         with self._connection() as db:
             query = "SELECT owner, expires FROM claims WHERE key = ? AND owner != ?"
             claim = db.execute(query, (key, self.owner)).fetchone()
@@ -348,7 +350,7 @@ class CallCache(_CacheFile):
         return owner, max(0.0, expires - time.time())
 
     def put(self, key: str, reply: dict[str, Any], model: str = "") -> None:
-        """Commit a reply and give up the claim, both or neither."""
+        """Commit a reply and give up the claim in one transaction."""
         row = (key, model, time.time(), json.dumps(reply))
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
@@ -418,7 +420,7 @@ def clear_cache(path: str | Path | None = None) -> int:
     """Forget all replies in a cache file and return their number; raises `CacheError` for a file
     that is not ours.
 
-    Claims go too, but for those of processes of this machine that are at work.
+    Claims are deleted too, except those of processes that are still running on this machine.
     """
     cache = CallCache(path)
     if not cache.path.exists():

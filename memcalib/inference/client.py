@@ -141,14 +141,14 @@ class _Work(Generic[Item]):
 
     @property
     def on_its_way(self) -> bool:
-        """Whether something was paid for: a request was sent, or it asks no client that would
-        say.
+        """Whether to wait for this work: a request was sent, or the work uses no client, so that
+        this is unknown.
         """
         return self.in_flight.sent > 0 or not self.in_flight.calls
 
 
 class _Window(Generic[Item, Result]):
-    """The tasks of `run_many` that are running, or have ended and were not looked at."""
+    """The tasks of `run_many` that are running, or have ended and were not collected yet."""
 
     def __init__(self, worker: Callable[[Item], Awaitable[Result]], finish: float):
         self.worker = worker
@@ -156,7 +156,7 @@ class _Window(Generic[Item, Result]):
         self.works: dict[asyncio.Task[Result], _Work[Item]] = {}
         self._ended: asyncio.Queue[asyncio.Task[Result]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._deadline = math.inf  # at which what is on its way is cancelled, too
+        self._deadline = math.inf  # when requests in progress are cancelled, too
 
     def start(self, item: Item) -> None:
         """Begin to work on an item."""
@@ -171,7 +171,9 @@ class _Window(Generic[Item, Result]):
         return await self.worker(item)
 
     async def next_ended(self, stopping: bool) -> asyncio.Task[Result]:
-        """The next task that has ended; while `stopping`, what is not on its way is cancelled."""
+        """The next task that has ended; while `stopping`, work without a request in progress is
+        cancelled.
+        """
         while stopping and self._ended.empty():
             await self._wait_while_stopping()
         return await self._ended.get()
@@ -195,7 +197,7 @@ class _Window(Generic[Item, Result]):
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Wait for what is on its way, and leave nothing running."""
+        """Wait for the requests in progress, and leave nothing running."""
         try:
             while not all(task.done() for task in self.works):
                 await self._wait_while_stopping()
@@ -211,11 +213,11 @@ async def run_many(
     concurrency: int,
     finish: float = FINISH_SECONDS,
 ) -> AsyncGenerator[tuple[Item, Result], None]:
-    """(item, result) in the order of completion, with at most `concurrency` items taken and not yet
-    yielded.
+    """Yield (item, result) pairs in the order of completion, with at most `concurrency` items taken
+    and not yet yielded.
 
-    Raises what the first failing worker raised, after the results of those that were on their way,
-    for which it waits `finish` seconds at most.
+    Raises the error of the first worker that fails, after the results of the requests in progress,
+    for which it waits at most `finish` seconds.
     """
     source = iter(items)
     window = _Window(worker, finish)
@@ -305,8 +307,8 @@ class FailureStreak:
         self.reason = None
 
     def add(self, reason: str | None) -> bool:
-        """Take the next result, with the reason for its failure or None; true when it is the last
-        of `count` in a row that failed for this reason.
+        """Take the next result: the reason for its failure, or None if it succeeded. True when it
+        is the last of `count` results in a row that failed for this reason.
         """
         if reason is None:
             self.length = 0
@@ -332,7 +334,7 @@ class Reply:
     usage: dict[str, float]
     attempts: int = 1  # tries that this reply took; 0 from the cache
     cached: bool = False
-    answered_by: str = ""  # the model that the server names, where it is another than was asked
+    answered_by: str = ""  # the model that the server names, if it is not the one asked for
 
 # %% ../../nbs/inference/03_client.ipynb #d8b76ce6
 @dataclass
@@ -384,7 +386,9 @@ def _sum_or_none(first: float | None, second: float | None) -> float | None:
 
 # %% ../../nbs/inference/03_client.ipynb #c6948bf2
 class Pacer:
-    """Books moments so that amounts stay under a limit per minute; no limit, no waiting."""
+    """Books moments so that amounts stay under a limit per minute; without a limit there is no
+    waiting.
+    """
 
     def __init__(self, per_minute: float | None, slack: float = 0.5, used: float = 0.98):
         self.interval = 60 / (used * per_minute) if per_minute else 0.0  # seconds for each unit
@@ -401,7 +405,9 @@ class Pacer:
     async def wait(
         self, amount: float = 1, tell: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        """Book an amount, and wait for its moment; `tell` gets the seconds before the wait."""
+        """Book an amount, and wait for its moment; `tell` is called with the number of seconds
+        before the wait.
+        """
         if not self.interval:
             return
         seconds = self.book(amount, time.monotonic())
@@ -410,12 +416,12 @@ class Pacer:
             await asyncio.sleep(seconds)
 
     def correct(self, amount: float) -> None:
-        """Add an amount to what was booked; a negative one takes back."""
+        """Add an amount to what was booked; a negative amount reduces it."""
         self.next_free += amount * self.interval
 
 # %% ../../nbs/inference/03_client.ipynb #c11e0a02
 class HttpRequest(Protocol):
-    """What is looked at, and set, of a request of httpx or httpx2."""
+    """The parts of a request of httpx or httpx2 that are read and set here."""
 
     url: object
     headers: MutableMapping[str, str]
@@ -424,7 +430,7 @@ class HttpRequest(Protocol):
 
 
 def http_library() -> ModuleType:
-    """The HTTP library below the installed openai package: httpx2, or httpx where openai is below
+    """The HTTP library that the installed openai package uses: httpx2, or httpx if openai is below
     3.
     """
     import openai
@@ -433,7 +439,8 @@ def http_library() -> ModuleType:
     return import_module("httpx2" if major_version >= 3 else "httpx")
 
 # %% ../../nbs/inference/03_client.ipynb #aa12a0e2
-_LARGEST_COUNT = 1e15  # of tokens; NaN and infinity, which no file of rows can hold, are not below
+# of tokens; this bound excludes NaN and infinity, which no file of rows can hold
+_LARGEST_COUNT = 1e15
 
 
 def _is_count(value: object) -> bool:
@@ -456,7 +463,7 @@ def _usage(completion: "ChatCompletion", seconds: float) -> dict[str, float]:
 
 
 def withheld_text(usage: Mapping[str, Any]) -> str:
-    """Why a reply of this usage has no text, where the server sent it as reasoning; else ""."""
+    """Why a reply with this usage has no text, if the server sent it as reasoning; otherwise ""."""
     count = usage.get("reasoning_characters")
     return f"the server sent {count:,.0f} characters as reasoning and no answer" if count else ""
 
@@ -506,7 +513,7 @@ def _without_surrogates(text: str) -> str:
 
 # %% ../../nbs/inference/03_client.ipynb #c11e0a04
 def _take_long_headers(http_client: "openai.DefaultAioHttpClient") -> None:
-    """Let a pool accept headers as long as gateways send them.
+    """Let a connection pool accept headers as long as those that gateways send.
 
     The package offers no setting for it: its transport gets a session of ours, made when the first
     request is sent.
@@ -532,7 +539,7 @@ def _take_long_headers(http_client: "openai.DefaultAioHttpClient") -> None:
     transport.client = make_session
 
 # %% ../../nbs/inference/03_client.ipynb #97412912
-_REFUSABLE_FIELDS = {  # fields that a server may not take, and the sign of it in its error
+_REFUSABLE_FIELDS = {  # fields that a server may refuse, and what its error then contains
     "response_format": r"response_format|json_schema",
     "max_tokens": r"max_completion_tokens",
 }
@@ -546,7 +553,7 @@ LONGEST_HEADER = 65_536  # bytes of a header of a reply; gateways send long ones
 
 
 class _RedirectRefused(Exception):
-    """A server sends a request on to a place that it was not meant for."""
+    """A server redirects a request to a place that it was not meant for."""
 
 
 LONGEST_ERROR = 1_000_000  # bytes read of an answer with a status of 400 and above
@@ -579,10 +586,10 @@ def _check_destination(endpoint_url: str, url: str) -> None:
 
 
 def _set_headers(request: HttpRequest, headers: Mapping[str, str]) -> None:
-    """Give a request these headers and those that describe it, and no other.
+    """Give a request these headers and those that describe it, and no others.
 
-    The openai package adds headers of the environment (OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID,
-    OPENAI_PROJECT_ID), which may replace any of these, the key too.
+    The openai package adds headers from the environment (OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID,
+    OPENAI_PROJECT_ID), which may replace any of these, including the key.
     """
     request.headers.clear()
     request.headers["Host"] = urlsplit(str(request.url)).netloc
@@ -689,8 +696,8 @@ class _Server:
     async def _receive(
         self, buffer: bytearray, messages: Messages, body: dict[str, Any]
     ) -> "ChatCompletion | str | None":
-        """The completion; the text of a page that is none, and `None` for JSON that is no
-        object.
+        """The completion. If the reply is a page of text and not JSON, its text; if it is JSON but
+        not an object, `None`.
         """
         import aiohttp
         import openai
@@ -738,15 +745,16 @@ class _Server:
         return self._sdk
 
     def _http_client(self, key: str) -> "openai.DefaultAsyncHttpxClient":
-        """A connection pool that sends what the endpoint names, to where it names it, by no proxy
-        but the one that `proxy_for` says, and that takes long headers.
+        """A connection pool for this endpoint. It sends only the endpoint's own headers, only to
+        the endpoint's address, and only through the proxy that `proxy_for` names. It accepts long
+        headers.
         """
         import openai
 
         library = http_library()
         headers = {
             "User-Agent": f"openai/{openai.__version__}",
-            "X-Stainless-Raw-Response": "stream",  # by which the package knows its own request
+            "X-Stainless-Raw-Response": "stream",  # the package recognizes its own request by this
         }
         if key:
             headers["Authorization"] = f"Bearer {key}"
@@ -758,7 +766,7 @@ class _Server:
         options = {
             "event_hooks": {"request": [check], "response": [_keep_beginning_of_error]},
             "proxy": proxy_for(self.endpoint.url),
-            # certificates may be named by the environment, as SSL_CERT_FILE; nothing else is
+            # the environment may name certificates (SSL_CERT_FILE), but nothing else
             "verify": library.create_ssl_context(),
             "trust_env": False,
         }
@@ -780,7 +788,7 @@ class _Server:
         return one_line(hide_key(text, self.endpoint.api_key()))
 
     def _refusal(self, error: "openai.APIStatusError") -> CallError:
-        """The error for a reply with a status above 400."""
+        """The error for a reply with a status of 400 or above."""
         self.reached = True
         endpoint = self.endpoint
         body = error.body if isinstance(error.body, dict) else {}
@@ -837,12 +845,14 @@ class _Server:
         return CallError("unreachable", message, fatal=is_never_there)
 
     def _defect(self, completion: "ChatCompletion | str | None") -> CallError | None:
-        """The error for something that came with status 200 and is no completion."""
+        """The error for a reply that has status 200 but is not a completion."""
         url = self.endpoint.url
         if isinstance(completion, str):
             sent = "sent a stream of events" if _EVENT.match(completion) else "sent a page"
             if self.worked:
-                message = f"{url} {sent}instead of a chat completion, after replies that were valid"
+                message = (
+                    f"{url} {sent} instead of a chat completion, after replies that were valid"
+                )
                 return CallError("server", message)
             beginning = self._clean(completion[:1000])[:80]
             message = (
@@ -862,16 +872,17 @@ class _Server:
         return None
 
 # %% ../../nbs/inference/03_client.ipynb #0ther34a
-# a date or a revision behind the name of a model: 2024-08-06, 20241022, 2407, 001
+# a date or a revision after the name of a model: 2024-08-06, 20241022, 2407, 001
 _VERSION = re.compile(r"[-@:.]v?(?:\d{8}|\d{4}-\d\d-\d\d|\d\d-\d{4}|\d{3,4})|[-:]latest")
 _LONGEST_NAME = 200  # characters kept of a name or a reason that a server sends
 
 
 def other_model(requested: str, named: object) -> str:
-    """The model that a server names in a reply, where it is another than was asked; else "".
+    """The model that a server names in a reply, if it is not the one asked for; otherwise "".
 
-    The case of letters, a folder that only one of them names, and a date or a revision behind the
-    name make no other model. Any other number does, such as that of a size or of an edition.
+    Two names may differ in the case of letters, in a folder that only one of them has, and in a
+    date or a revision at the end, and still mean the same model. Any other number makes a different
+    model, such as that of a size or of an edition.
     """
     if not isinstance(named, str) or not named.strip():
         return ""
@@ -888,12 +899,12 @@ def other_model(requested: str, named: object) -> str:
 # %% ../../nbs/inference/03_client.ipynb #94d7f4ce
 _LONGEST_WAIT = 600.0  # seconds that a server may ask for
 _LONGEST_BACKOFF = 60.0  # seconds of a random wait
-_QUIET_FAILURES = 2  # of a call, that are not logged
-_SILENT_WAIT = 10.0  # seconds; a longer wait is said, with its end
+_QUIET_FAILURES = 2  # failures of a call that are not logged
+_SILENT_WAIT = 10.0  # seconds; a longer wait is logged, with the time of its end
 
 
 def _is_stored_reply(stored: dict[str, Any]) -> bool:
-    """Whether a row of the cache is a reply in all its parts, whoever wrote it."""
+    """Whether a row of the cache is a complete reply, whoever wrote it."""
     usage = stored.get("usage")
     texts = (stored.get("text"), stored.get("finish_reason"), stored.get("answered_by", ""))
     has_texts = all(isinstance(text, str) for text in texts)
@@ -917,8 +928,8 @@ class Client:
         self._mean_answer = 500.0  # tokens
         self._depth = 0  # of `async with` blocks
         self._cache_error = ""  # why the cache takes no more
-        self._wait_said_until = 0.0  # by the monotonic clock; before it no other wait is said
-        self._other_models: set[str] = set()  # that answered, and of which this was said
+        self._wait_said_until = 0.0  # on the monotonic clock; no other wait is logged before then
+        self._other_models: set[str] = set()  # models that answered instead and were already logged
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.endpoint.model!r} at {self.endpoint.url!r})"
@@ -1031,7 +1042,7 @@ class Client:
             raise
 
     def _store(self, key: str, reply: Reply) -> None:
-        """Keep a reply in the cache; where that fails, it is the next call that stops."""
+        """Keep a reply in the cache; if that fails, the next call stops, not this one."""
         usage = {name: value for name, value in reply.usage.items() if name != "cost"}
         stored = {"text": reply.text, "finish_reason": reply.finish_reason, "usage": usage}
         if reply.answered_by:
@@ -1073,7 +1084,7 @@ class Client:
         return reply
 
     def _say_who_asks(self, key: str) -> None:
-        """Say that another process has claimed a call, once at a time."""
+        """Log that another process has claimed a call."""
         claim = self.cache.claimed(key)
         if claim is None:
             return
@@ -1083,7 +1094,9 @@ class Client:
         )
 
     def _say_wait(self, seconds: float, reason: str) -> None:
-        """Say a long wait and when it ends; not again before that, however many calls wait."""
+        """Log a long wait and when it ends. No other wait is logged before then, however many calls
+        wait.
+        """
         now = time.monotonic()
         if seconds <= _SILENT_WAIT or now < self._wait_said_until:
             return
@@ -1110,7 +1123,7 @@ class Client:
         return max(random.uniform(0, longest), failure.wait or 0)
 
     def _say_limit(self, seconds: float) -> None:
-        self._say_wait(seconds, "the limits rpm and tpm of the endpoint allow the next call at")
+        self._say_wait(seconds, "the endpoint's limits rpm and tpm allow no call before then")
 
     async def _try(
         self, in_flight: _InFlight, messages: Messages, body: dict[str, Any], attempt: int
@@ -1152,13 +1165,14 @@ class Client:
         return Reply(text, finish_reason, self._with_cost(usage), answered_by=answered_by)
 
     def _name_sent(self, name: str) -> str:
-        """A short name that the server sent, without this client's key and other secrets: it could
-        send back what it was given."""
+        """A name that the server sent, shortened, without this client's key and other secrets: a
+        server could send back the key that it was given.
+        """
         safe_name = hide_secrets(hide_key(name[:10_000], self.endpoint.api_key()))
         return cut_text(visible_name(safe_name), _LONGEST_NAME)
 
     def _say_other_model(self, name: str) -> None:
-        """Say once that another model answers than was asked."""
+        """Log once that a model other than the one asked for answers."""
         if name in self._other_models:
             return
         self._other_models.add(name)
@@ -1210,8 +1224,8 @@ _END_OF_CHANNEL = re.compile(r"<\|(?:return|end)\|>\s*\Z")
 def split_thoughts(text: str) -> tuple[str, str | None]:
     """(the text without the thoughts at its start, those thoughts with their marks or None).
 
-    Thoughts are a block between the marks of a reasoning model, or all that stands before a closing
-    mark that nothing opens; a block that never ends leaves no text.
+    Thoughts are a block between the marks of a reasoning model, or everything before a closing mark
+    that has no opening one. A block that never ends leaves no text.
     """
     opening = _OPENING_THOUGHTS.match(text)
     if opening:
@@ -1225,7 +1239,7 @@ def split_thoughts(text: str) -> tuple[str, str | None]:
 
 
 def _end_of_block(text: str, opening: re.Match[str]) -> int:
-    """Where the block ends that this mark opens; the end of the text where nothing closes it."""
+    """Where the block that this mark opens ends; the end of the text if nothing closes it."""
     if opening["harmony"]:
         closing = _FINAL_CHANNEL.search(text, opening.end())
     elif opening["mark"]:
@@ -1239,8 +1253,9 @@ def _end_of_block(text: str, opening: re.Match[str]) -> int:
 
 
 def _is_mention(text: str, closing: re.Match[str]) -> bool:
-    """Whether a closing mark without an opening one belongs to the text: it stands in code or in
-    the middle of a sentence, or something before it opens it."""
+    """Whether a closing mark without an opening one belongs to the text: it is in code or in the
+    middle of a sentence, or the same mark was opened earlier.
+    """
     before = text[: closing.start()]
     name = re.sub(r"[\W_]", "", closing[0])
     if re.search(rf"[<\[◁]{name}\b", before, re.I) or before.count("```") % 2:
@@ -1335,7 +1350,7 @@ def strict_json(text: str) -> Any:
     try:
         value = json.loads(body, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
         if not text.isascii() or _SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode()  # raises for half a character
+            json.dumps(value, ensure_ascii=False).encode()  # raises for half of a surrogate pair
         return value
     except UnicodeEncodeError as error:
         half = printable(error.object[error.start])
@@ -1345,7 +1360,7 @@ def strict_json(text: str) -> Any:
 
 # %% ../../nbs/inference/03_client.ipynb #3b82c82a
 def unwrapped(text: str) -> tuple[str, list[str]]:
-    """The reply without what stands around it, and the names of what was taken off.
+    """The reply without the text around it, and the names of what was removed.
 
     These are `thoughts`, `fence`, and `prose` around exactly one JSON object.
     """
@@ -1363,10 +1378,12 @@ def unwrapped(text: str) -> tuple[str, list[str]]:
 
 
 def _object_in_prose(text: str) -> str | None:
-    """The JSON object of a text that holds exactly one, and more beside it; else `None`."""
+    """The JSON object of a text that contains exactly one, with other text around it; otherwise
+    `None`.
+    """
     try:
         json.loads(text)
-        return None  # there is nothing beside it
+        return None  # there is nothing around it
     except (ValueError, RecursionError):
         pass
     start = text.find("{")
@@ -1395,7 +1412,7 @@ def form_faults(error: ValidationError) -> list[tuple[str, str]]:
 
 
 def _asked_for(value: Any, form: type[Form]) -> Any:
-    """The value without fields at its top that the form does not have."""
+    """The value without top-level fields that the form does not have."""
     if not isinstance(value, dict):
         return value
     names = set(form.model_fields) | {info.alias for info in form.model_fields.values()}
@@ -1405,8 +1422,8 @@ def _asked_for(value: Any, form: type[Form]) -> Any:
 def read_form(
     text: str, form: type[FormT], finish_reason: str = "stop"
 ) -> tuple[FormT | None, list[tuple[str, str]]]:
-    """The reply as an object and no complaints, or None and (place, complaint) pairs. What stands
-    around the object, and a field more at its top, are no fault. Never raises for a bad reply.
+    """The reply as an object and no complaints, or None and (place, complaint) pairs. Text around
+    the object and extra top-level fields are not faults. Never raises for a bad reply.
     """
     if finish_reason == "length":
         return None, [("", "the reply was cut off at the length limit; be brief")]

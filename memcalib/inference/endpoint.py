@@ -40,7 +40,7 @@ class Price(BaseModel):
     def cost(
         self, prompt_tokens: float, completion_tokens: float, cached_tokens: float = 0
     ) -> float:
-        """US dollars for this many tokens; cached tokens are part of the prompt's."""
+        """US dollars for this many tokens; `prompt_tokens` includes `cached_tokens`."""
         uncached_tokens = prompt_tokens - cached_tokens
         cached_price = self.prompt if self.cached is None else self.cached
         prompt_cost = uncached_tokens * self.prompt + cached_tokens * cached_price
@@ -48,8 +48,8 @@ class Price(BaseModel):
 
 # %% ../../nbs/inference/01_endpoint.ipynb #6d806d2c
 def estimate_tokens(text: str | list[dict[str, str]]) -> int:
-    """Rough number of tokens in a text or in messages: UTF-8 bytes divided by four, and four for
-    each message's frame.
+    """Rough number of tokens in a text or in messages: UTF-8 bytes divided by four, plus four
+    tokens of overhead for each message.
     """
     if isinstance(text, str):
         return math.ceil(len(text.encode("utf-8", "replace")) / 4)
@@ -70,8 +70,8 @@ ErrorKind = Literal[
 
 
 class CallError(RuntimeError):
-    """A call that failed; `kind` is how, `status` is the HTTP status if there was one, `wait` the
-    seconds the server asked for.
+    """A call that failed. `kind` says how it failed, `status` is the HTTP status if there was one,
+    and `wait` is the number of seconds that the server asked us to wait.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ _REFUSED_TEXT = re.compile(r"flagged|moderation|content.?(policy|filter|manageme
 
 
 def error_kind(status: int, text: str) -> ErrorKind:
-    """The kind of failure that an HTTP status and the server's text with it stand for."""
+    """The kind of failure that an HTTP status and the text of the server's reply indicate."""
     if status in (401, 402) or (status == 429 and _EMPTY_ACCOUNT.search(text)):
         return "auth"
     if status == 403:
@@ -128,8 +128,8 @@ def error_kind(status: int, text: str) -> ErrorKind:
 
 # %% ../../nbs/inference/01_endpoint.ipynb #e2c30845
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response's headers ask us to wait, None where they do not; headers are a
-    mapping with lower-case names.
+    """The seconds that a response's headers ask us to wait, or None if they do not ask for that.
+    `headers` is a mapping with lower-case names.
     """
     for name, units_per_second in (("retry-after-ms", 1000), ("retry-after", 1)):
         try:
@@ -170,8 +170,8 @@ _SECRET_NAME = re.compile(r"api.?key|authorization|password|secret|bearer", re.I
 _RESERVED = {"model", "messages", "stream", "n", "response_format"}
 
 
-# the last word of a name whose value, where it is a text like a key, is a secret; `max_tokens` and
-# `stop_token: <|end|>` are none
+# A field whose name ends in one of these words holds a secret if its value looks like a key.
+# `max_tokens` and `stop_token: <|end|>` hold none.
 _LAST_OF_SECRET = re.compile(
     r"(?:^|[^a-z0-9])"
     r"(?:token|passwd|pass|pwd|passphrase|cred(?:ential)?s?|auth|pat|jwt|cookie|signature)\d*[^a-z0-9]*$"
@@ -180,7 +180,7 @@ _LIKE_SECRET = re.compile(r"(?!<.*>$)\S{8,}")
 
 
 def _secret_names(value: object, name: str = "") -> Iterator[str]:
-    """The names of fields at any depth of a JSON value that say that a secret stands there."""
+    """The names of the fields, at any depth of a JSON value, that seem to hold a secret."""
     if isinstance(value, dict):
         for inner_name, inner in value.items():
             if _SECRET_NAME.search(str(inner_name)):
@@ -336,9 +336,9 @@ class Endpoint(BaseModel):
 
 # %% ../../nbs/inference/01_endpoint.ipynb #7a0b5e02
 def is_this_machine(url: str) -> bool:
-    """Whether an address is one of this machine: its own name, localhost and names that end in
-    .localhost, 127.0.0.0/8, ::1 and 0.0.0.0, in every form that a connection takes them in
-    (127.1, 2130706433, ::ffff:127.0.0.1). False for what is no address.
+    """Whether an address leads to this machine: its own name, localhost and names that end in
+    .localhost, 127.0.0.0/8, ::1 and 0.0.0.0, in every notation that a connection accepts (127.1,
+    2130706433, ::ffff:127.0.0.1). False for a text that is not an address.
     """
     try:
         host = urlsplit(url).hostname or ""
@@ -354,8 +354,9 @@ def is_this_machine(url: str) -> bool:
 
 
 def _leads_here(name: str) -> bool:
-    """Whether all numbers that the system knows for a name are of this machine; true where it knows
-    none, since no connection is possible then."""
+    """Whether every IP address that the system finds for a name belongs to this machine. True if it
+    finds none, since no connection is possible then.
+    """
     try:
         addresses = socket.getaddrinfo(name, None)
     except OSError:
@@ -366,13 +367,14 @@ def _leads_here(name: str) -> bool:
 
 
 def _host_number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The number that a host is written as, also in the short forms of IPv4 and as IPv4 within
-    IPv6; `None` for a name."""
+    """The IP address that a host is written as, including the short forms of IPv4 and IPv4 within
+    IPv6; `None` for a name.
+    """
     try:
         number = ipaddress.ip_address(host)
     except ValueError:
         if not re.fullmatch(r"[0-9a-fx.]+", host, re.I):
-            return None  # `inet_aton` reads no further than a blank
+            return None  # `inet_aton` stops reading at a blank
         try:
             return ipaddress.IPv4Address(socket.inet_aton(host))
         except OSError:
@@ -383,8 +385,8 @@ def _host_number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | N
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that requests to an address go through, as the environment names it; None where
-    they go there directly, as those to this machine always do.
+    """The proxy that requests to an address go through, as the environment names it; None if they
+    go there directly, as requests to this machine always do.
     """
     address = urlsplit(url)
     proxies = getproxies()
@@ -397,8 +399,8 @@ def proxy_for(url: str) -> str | None:
 def endpoints_in(
     settings: object, names: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Endpoint]]:
-    """Every endpoint in the settings, with the names on the way to it; also one that is still a
-    mapping, whose settings are for another class that will read them.
+    """Every endpoint in the settings, with the names of the settings that lead to it. An endpoint
+    that is still a mapping, because another class will read it later, is found as well.
     """
     inside: Iterable[tuple[object, object]] = ()
     if isinstance(settings, Endpoint):
@@ -419,7 +421,7 @@ def endpoints_in(
 
 
 def _nested(settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """Settings of which some are named by their place (`judge.key_env`), each in its mapping."""
+    """The settings with dotted names (`judge.key_env`) turned into nested mappings."""
     nested: dict[str, Any] = {}
     for name, value in settings.items():
         *above, last = str(name).split(".")
@@ -446,15 +448,17 @@ def _endpoint_of(settings: Mapping[str, Any]) -> Endpoint | None:
 
 
 def _without_login(proxy: str) -> str:
-    """The address of a proxy with *** for user and password, which may hold any character."""
+    """The address of a proxy with *** in place of user and password, which may contain any
+    character.
+    """
     scheme, _, address = proxy.partition("://")
     _, at, host = address.rpartition("@")
     return f"{scheme}://***@{host}" if at else proxy
 
 
 def proxies_in(settings: object) -> dict[str, str]:
-    """The proxy of each endpoint in the settings that has one, by the name of the endpoint's
-    setting; passwords in the address of a proxy are replaced by ***.
+    """The proxies that the endpoints in the settings use, keyed by the name of the endpoint's
+    setting. User and password in the address of a proxy are replaced with ***.
     """
     proxies = {}
     for names, endpoint in endpoints_in(settings):

@@ -126,7 +126,7 @@ class LLMRewriter:
 
 
 def _removed_texts(block: Block, atoms: Sequence[Atom]) -> list[str]:
-    """The propositions of the concatenation that are none of these atoms'."""
+    """The propositions of the block's concatenation that do not belong to these atoms."""
     remaining = block.atomic_concat_text
     for atom in atoms:
         remaining = remaining.replace(atom.text.strip(), "\n", 1)

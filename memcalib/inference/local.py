@@ -61,7 +61,7 @@ class EncodedRequest:
 
 
 def _chunks(requests: Iterable[Request], size: int) -> Iterator[list[Request]]:
-    """The requests in lists of this size, and what remains."""
+    """The requests in lists of this size; the last list may be shorter."""
     source = iter(requests)
     while True:
         chunk = list(itertools.islice(source, size))
@@ -112,16 +112,16 @@ _FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flas
 
 
 def check_no_hub_code(path: str | Path, revision: str | None = None) -> None:
-    """Raises `ValueError` where the configuration of a model names code of a hub: an attention
-    that is a repository of kernels, or one that would be fetched from there where its package is
-    missing. A folder's word would be enough for `transformers` to run it.
+    """Raises `ValueError` if the configuration of a model names code on a hub: an attention that is
+    a repository of kernels, or one that would be fetched from a hub because its package is missing.
+    `transformers` would run that code just because the folder names it.
     """
     from transformers import PretrainedConfig
 
     try:
         content, _ = PretrainedConfig.get_config_dict(path, revision=revision)
     except (OSError, ValueError):
-        return  # whoever loads the model says why there is none
+        return  # the code that loads the model reports the error
     for setting, name in _named_attentions(content):
         own_name = name.rpartition("|")[2]
         package = _FLASH_PACKAGES.get(own_name)
@@ -135,7 +135,7 @@ def check_no_hub_code(path: str | Path, revision: str | None = None) -> None:
 
 
 def _named_attentions(content: object, setting: str = "") -> Iterator[tuple[str, str]]:
-    """Place and value of everything in a configuration that names what computes attention or
+    """Place and value of each entry of a configuration that names the code for attention or
     experts.
     """
     if isinstance(content, Mapping):
@@ -160,9 +160,9 @@ def _texts(value: object, setting: str) -> Iterator[tuple[str, str]]:
 
 def load_tokenizer(model: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder, or of an id on the hub, able to write prompts and to end
-    answers. Where it has no padding token its end token pads, with a warning.
+    answers. If it has no padding token, its end token is used for padding, with a warning.
 
-    Raises `OSError` where there is none, and what `check_tokenizer` raises.
+    Raises `OSError` if there is no tokenizer, and what `check_tokenizer` raises.
     """
     from transformers import AutoTokenizer
 
@@ -209,10 +209,10 @@ HASHES = "SHA256SUMS"
 
 
 def check_hashes(folder: str | Path) -> None:
-    """Hold the files of a model folder against the hashes in its `SHA256SUMS`, if it has one.
+    """Compare the files of a model folder with the hashes in its `SHA256SUMS`, if it has one.
 
-    Raises `ValueError` naming each file that differs or is missing, with the hash found and the
-    one recorded; an id on the hub is no folder, and passes.
+    Raises `ValueError` naming each file that differs or is missing, with the hash found and the one
+    recorded; an id on the hub is no folder, and passes.
     """
     sums = Path(folder) / HASHES
     if not sums.is_file():
@@ -223,7 +223,7 @@ def check_hashes(folder: str | Path) -> None:
         file = sums.parent / name
         actual_hash = file_hash(file) if file.is_file() else "no file"
         if actual_hash != recorded:
-            faults.append(f"{file}: found {actual_hash}, in {HASHES} stands {recorded}")
+            faults.append(f"{file}: found {actual_hash}, but {HASHES} says {recorded}")
     if faults:
         raise ValueError(
             "; ".join(faults) + "; create the folder again, or remove the outdated record"
@@ -320,8 +320,8 @@ class LocalBackend:
                 yield from self._next_answers(waiting)
 
     def _next_answers(self, waiting: deque[EncodedRequest]) -> list[Rollout]:
-        """The rows of the next batch within the budget; none where it has to be tried again,
-        smaller.
+        """The rows of the next batch within the budget; no rows if it has to be tried again with a
+        smaller batch.
         """
         batch = self._next_batch(waiting)
         rows = _unless_out_of_memory(self.sample, batch)
@@ -340,7 +340,7 @@ class LocalBackend:
         return []
 
     def _next_batch(self, waiting: deque[EncodedRequest]) -> list[EncodedRequest]:
-        """Take requests of the same settings, as many as the budget allows, and one in any case."""
+        """Take requests with the same settings, as many as the budget allows, but at least one."""
         batch = [waiting.popleft()]
         settings = batch[0].request.settings
         while waiting and waiting[0].request.settings == settings:

@@ -29,7 +29,7 @@ class Rewrite(Record):
 
     @property
     def key(self) -> tuple:
-        """What names the paragraph."""
+        """The hashes that identify the paragraph."""
         return (self.block, self.atoms)
 
 

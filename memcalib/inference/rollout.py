@@ -192,8 +192,8 @@ class Sampling(BaseModel):
 # %% ../../nbs/inference/04_rollout.ipynb #8fed8913
 @dataclass(frozen=True)
 class Request:
-    """One answer to ask for; `settings` is what the rollout will record, `key` the key it will
-    have.
+    """One answer to ask for; `settings` is what its rollout will record, and `key` is the key that
+    this rollout will have.
     """
 
     example: Example
@@ -220,7 +220,7 @@ class Request:
         )
 
     def failed(self, kind: str, message: str, **fields: Any) -> Rollout:
-        """The row of this request when no answer could be had; a later run asks again."""
+        """The row of this request when no answer could be obtained; a later run asks again."""
         return self.rollout(finish_reason="error", error=f"{kind}: {message}", **fields)
 
     @property
@@ -230,8 +230,8 @@ class Request:
 
     @property
     def server_seed(self) -> int:
-        """The seed a server is sent: the seed itself for the first sample, another one for each
-        further sample.
+        """The seed that is sent to a server: the seed itself for the first sample, and another seed
+        for each further sample.
         """
         return self.seed + 1_000_003 * self.sample
 
@@ -293,8 +293,8 @@ def requests(
 
 # %% ../../nbs/inference/04_rollout.ipynb #e6aaaf25
 class Backend(Protocol):
-    """What answers requests; an asynchronous or an ordinary iterator of rollouts, in the order in
-    which they finish.
+    """Something that answers requests. It returns an ordinary or an asynchronous iterator of
+    rollouts, in the order in which they finish.
     """
 
     name: str
@@ -321,8 +321,8 @@ FINISH = {  # a host's word for the end of an answer -> ours; every other word i
 
 
 def answer_of(text: str, finish_reason: str) -> dict[str, Any]:
-    """The fields of a rollout that follow from a text as it was sent: response, finish reason, what
-    was taken off or looks odd.
+    """The fields of a rollout that follow from a text as it was sent: response, finish reason, and
+    what was removed or looks odd.
     """
     answer, thoughts = split_thoughts(text)
     has_text = bool(answer.strip())
@@ -476,7 +476,7 @@ class _ExpectedRows:
 # %% ../../nbs/inference/04_rollout.ipynb #b6fd7e2b
 @dataclass
 class GenerateResult:
-    """What a run of `generate` did; `counts` and `errors` are over every row that was wanted, old
+    """What a run of `generate` did; `counts` and `errors` cover every requested row, old
     and new.
     """
 
@@ -495,7 +495,7 @@ class GenerateResult:
         return self.counts.total() - self.counts["empty"] - self.new
 
     def count(self, row: Rollout) -> None:
-        """Take one row into the counts; an empty answer counts under its finish reason and as
+        """Add one row to the counts; an empty answer is counted under its finish reason and as
         empty.
         """
         self.counts[row.finish_reason] += 1
@@ -511,8 +511,8 @@ def _failure_kind(row: Rollout) -> str | None:
 
 # %% ../../nbs/inference/04_rollout.ipynb #1ef9c1b7
 class Stopped(RuntimeError):
-    """Many calls of a run in a row, or all of them, failed in the same way; the message has the
-    last error, the rows are kept.
+    """Many calls of a run in a row, or all of them, failed in the same way; the message contains
+    the last error, and the rows are kept.
     """
 
 # %% ../../nbs/inference/04_rollout.ipynb #57c13fdb
@@ -560,8 +560,8 @@ def generate(
 
 
 class _NewRows:
-    """Takes the rows of a run as they come: writes and counts them, and stops the run where they
-    fail alike.
+    """Takes the rows of a run as they come: writes and counts them, and stops the run when all of
+    them fail in the same way.
     """
 
     def __init__(

@@ -42,7 +42,9 @@ from memcalib.problem import (
 # %% ../../nbs/inference/05_sampling.ipynb #0a17c5a8
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in eval mode (no dropout) inside the block, and back to what it was after it."""
+    """A context in which the model is in eval mode (no dropout); afterwards its earlier mode is
+    restored.
+    """
     training = model.training
     model.eval()
     try:
@@ -124,8 +126,8 @@ def draw(
     top_p: float = 1.0,
     numbers: Float[Tensor, " row"] | torch.Generator | None = None,
 ) -> Tensor:
-    """The next token of each row, by the row's own number in [0, 1) or by a generator; temperature
-    0 is greedy.
+    """The next token of each row, picked with the row's own number in [0, 1) or with a generator;
+    temperature 0 is greedy.
     """
     if temperature == 0:
         return logits.argmax(-1)
@@ -138,15 +140,15 @@ def draw(
     if not isinstance(numbers, Tensor):
         return torch.multinomial(probabilities, 1, generator=numbers)[:, 0]
     cumulated = probabilities.cumsum(-1)
-    total = cumulated[:, -1:]  # 1, but for rounding
+    total = cumulated[:, -1:]  # 1, apart from rounding
     just_below_total = torch.nextafter(total, torch.zeros_like(total))
     thresholds = torch.minimum(numbers[:, None] * total, just_below_total)
     return torch.searchsorted(cumulated, thresholds, right=True)[:, 0]
 
 # %% ../../nbs/inference/05_sampling.ipynb #3419e023
 def group_sync(model: torch.nn.Module) -> Callable[[bool], bool] | None:
-    """A function that is true while any process is busy, for a model sharded over the processes of
-    this run; None for any other.
+    """A function that returns true while any process is busy, for a model sharded over the
+    processes of this run; None for any other model.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -271,8 +273,9 @@ def sample_tokens(
     """One answer (token ids, end token kept) for each prompt (token ids); equal prompts are encoded
     once.
 
-    `max_tokens` is one limit or one for each row. `seeds` give each row random numbers of its own,
-    else `generator` serves all. Raises `FloatingPointError` when the model's logits are NaN.
+    `max_tokens` is one limit or one for each row. With `seeds`, each row has random numbers of its
+    own; without them, all rows use `generator`. Raises `FloatingPointError` when the model's logits
+    are NaN.
     """
     device = model.device
     limits = _token_limits(max_tokens, len(prompts), device)

@@ -39,8 +39,9 @@ def response_mask(
 
 # %% ../../nbs/inference/09_token_rows.ipynb #9ea02cab
 def prefix_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Character span of each token in the decoded text,
-    by decoding ever longer beginnings: for any tokenizer, and slow."""
+    """Character span of each token in the decoded text, found by decoding ever longer beginnings.
+    This works for any tokenizer, but slowly.
+    """
     spans = []
     start = 0
     for count in range(1, len(ids) + 1):
@@ -135,8 +136,9 @@ def _make_table(tokenizer, decoder: str) -> TokenTable:
 
 # %% ../../nbs/inference/09_token_rows.ipynb #a013b7c5
 def _broken_ends(pieces: Sequence[bytes]) -> list[int]:
-    """The number of characters after each piece, for bytes that are no UTF-8;
-    one that is cut in the middle counts."""
+    """The number of characters after each piece, for bytes that are not valid UTF-8; a character
+    that is cut in the middle counts.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     ends = []
     count = 0
@@ -160,10 +162,10 @@ def gather_bytes(table: TokenTable, ids: np.ndarray) -> tuple[np.ndarray, np.nda
 
 # %% ../../nbs/inference/09_token_rows.ipynb #72faa806
 def decode_rows(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], list[np.ndarray]]:
-    """The text of each answer without special tokens,
-    and the character at which each of its tokens ends, never decreasing.
+    """The text of each answer without special tokens, and the character at which each of its tokens
+    ends, never decreasing.
 
-    Tokenizers that `token_table` does not know are asked for ever longer beginnings.
+    For a tokenizer without a `token_table`, ever longer beginnings are decoded.
     """
     table = token_table(tokenizer)
     if table is None:
@@ -194,8 +196,9 @@ def decode_rows(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], li
 def _decode_by_beginnings(
     tokenizer, rows: Sequence[Sequence[int]]
 ) -> tuple[list[str], list[np.ndarray]]:
-    """`decode_rows` for any tokenizer, slowly;
-    an end that decreases or lies beyond the text is moved."""
+    """`decode_rows` for any tokenizer, slowly; an end that decreases or is beyond the text is
+    moved.
+    """
     texts = []
     ends = []
     for row in rows:
@@ -208,7 +211,7 @@ def _decode_by_beginnings(
 
 
 def _is_beginning_of_utf8(content: bytes) -> bool:
-    """Whether bytes are valid UTF-8, of which the last character may be cut."""
+    """Whether bytes are valid UTF-8, except that the last character may be cut off."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(content)
     except UnicodeDecodeError:
@@ -217,7 +220,8 @@ def _is_beginning_of_utf8(content: bytes) -> bool:
 
 # %% ../../nbs/inference/09_token_rows.ipynb #d8ed52a8
 def token_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Character span of each token in the decoded text: what `prefix_spans` gives,
-    without decoding beginnings."""
+    """Character span of each token in the decoded text: what `prefix_spans` returns, without
+    decoding beginnings.
+    """
     _, [ends] = decode_rows(tokenizer, [ids])
     return list(pairwise([0, *ends.tolist()]))

@@ -29,7 +29,7 @@ def _place(row: Record) -> tuple:
 
 
 def _person(row: Record) -> str:
-    """Who decided: the last part of a row's key but one."""
+    """Who decided: the second-to-last part of a row's key."""
     return row.key[-2]
 
 
@@ -142,7 +142,9 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
         return [(name,) for name in self.items]
 
     def concerns(self, row: RowT) -> bool:
-        """Whether a row of the file has to be in order: this person's rows about these items."""
+        """Whether a row of the file has to be free of faults: only this person's rows about these
+        items do.
+        """
         return _person(row) == self.person and row.key[0] in self.items
 
     def faults(self, rows: Sequence[RowT]) -> list[Violation]:
@@ -159,9 +161,7 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
         return len(new_rows)
 
     def _is_new(self, row: RowT) -> bool:
-        """Whether a row says anything, apart from its time,
-        that the latest about its place does not.
-        """
+        """Whether a row differs, in more than its time, from the latest row about its place."""
         earlier = self.get(*_place(row))
         return earlier is None or row.model_copy(update={"saved": earlier.saved}) != earlier
 
@@ -239,7 +239,7 @@ ReadT = TypeVar("ReadT")
 
 
 def _header_columns(header: list[str], needed: Sequence[str], path: Path) -> list[str]:
-    """The names of the columns; raises `DataError` where a needed one is missing or a name stands
+    """The names of the columns; raises `DataError` if a needed column is missing or a name occurs
     twice.
     """
     columns = [name.strip().lower() for name in header]
@@ -256,8 +256,8 @@ def read_sheet_rows(
     needed: Sequence[str],
     read: Callable[[dict[str, str], int], tuple[list[CellFault], ReadT | None]],
 ) -> list[ReadT]:
-    """What `read` makes of each row of a sheet, from its cells by column and its number;
-    `None` is left out. One column is `item`.
+    """The results of `read` for the rows of a sheet. It is called with the cells of a row by column
+    and the row's number; a result of `None` is left out. One column is `item`.
 
     Raises `DataError` listing every fault with file, row, item, value found and values allowed.
     """
@@ -313,8 +313,8 @@ def cell_faults(
 
 
 def copied_text_faults(line: Mapping[str, str], column: str, item_text: str) -> Iterator[CellFault]:
-    """Whether a cell still has the item's own text; white space and apostrophes in front do not
-    count, nor does a column that is gone.
+    """A fault if a cell no longer has the item's own text. White space and apostrophes in front are
+    ignored, and a missing column is not a fault.
     """
     if column not in line:
         return

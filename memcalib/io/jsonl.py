@@ -88,11 +88,11 @@ class Journal(Generic[RecordT]):
             yield from read_jsonl(self.path, self.kind)
 
     def append(self, row: RecordT) -> None:
-        """Write one whole line; raises `OSError` naming the file when that fails,
-        and takes back what was written of the line.
+        """Write one whole line; raises `OSError` naming the file when that fails, and removes what
+        was written of the line.
 
-        Where even that fails, the next call takes it back before it writes, or raises again:
-        a line never continues half of another.
+        If even that fails, the next call removes it before it writes, or raises again, so that a
+        line never continues half of another.
         """
         line = (row.to_json() + "\n").encode()
         written = 0
@@ -113,8 +113,8 @@ class Journal(Generic[RecordT]):
         self.keys.add(row.key)
 
     def _take_back(self) -> None:
-        """Cut off the half line that a failed `append` left,
-        unless another process has written behind it.
+        """Cut off the half line that a failed `append` left, unless another process has written
+        after it.
         """
         if not self._torn_bytes:
             return
@@ -127,8 +127,8 @@ class Journal(Generic[RecordT]):
         self._torn_bytes = b""
 
     def _rewrite(self, rows: Iterator[RecordT]) -> None:
-        """Let a file of these rows alone take the place of the open one,
-        and lock it where that one was locked.
+        """Replace the open file with a file that has only these rows, and lock the new file if the
+        old one was locked.
         """
         try:
             with replacing(self.path) as unfinished:
@@ -158,8 +158,8 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def one_at_a_time(path: str | Path) -> Iterator[None]:
-    """A context in which a file can be read, changed and replaced, and whoever else does that waits
-    for the end. Raises `OSError` for a file that is not there.
+    """A context in which a file can be read, changed and replaced, while any other process that
+    wants to do the same waits. Raises `OSError` for a file that is not there.
     """
     while True:
         descriptor = os.open(path, os.O_RDONLY)
@@ -201,8 +201,8 @@ def _open(path: Path, alone: bool) -> int:
 
 
 def _close_to_others(descriptor: int, path: Path) -> None:
-    """Take from others what the umask would not give them for a new file, where private rows are
-    written on into one that is there; raises `OSError` where that is not possible.
+    """Remove those permissions of other users that the umask would not give them for a new file,
+    before private rows are appended to an existing file. Raises `OSError` if that is not possible.
     """
     umask = os.umask(0o077)
     os.umask(umask)
@@ -235,8 +235,8 @@ def _check_one_name(descriptor: int, path: Path) -> None:
 
 
 def append_to(path: str | Path) -> TextIO:
-    """A file opened to write text at its end, made where it is missing. Raises `OSError` for a link
-    and for a file with a second name, whose text belongs to somebody else.
+    """A file opened to append text, created if it is missing. Raises `OSError` for a link and for a
+    file with a second name, whose text belongs to somebody else.
     """
     return os.fdopen(_open(Path(path), alone=False), "a", encoding="utf-8")
 
@@ -271,8 +271,8 @@ _BLOCK = 1 << 20  # bytes that are read at a time when a file is searched from i
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut off a last line that was only half written, and end one that lacks nothing but its line
-    break.
+    """Cut off a last line that was only half written, and add the line break to a last line that
+    lacks nothing else.
     """
     with open(path, "rb+") as file:
         line = _unended_line(file)
@@ -285,7 +285,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def _unended_line(file: BinaryIO) -> bytes:
-    """What stands behind the last line break of a file; the file is at its end afterwards."""
+    """What follows the last line break of a file; the file is at its end afterwards."""
     size = file.seek(0, os.SEEK_END)
     line_start = size
     while line_start:
@@ -309,7 +309,8 @@ def _is_whole(line: bytes) -> bool:
 
 # %% ../../nbs/io/03_jsonl.ipynb #0ddf97fd
 def rows_so_far(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:
-    """The rows of a journal that may be under way or torn; none without a file.
+    """The rows of a journal that may still be growing, or may end in half a line; none if there is
+    no file.
 
     Raises `DataError` for any other damage.
     """
@@ -329,8 +330,8 @@ def rows_so_far(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:
 
 # %% ../../nbs/io/03_jsonl.ipynb #47102ecd
 def torn_line(path: str | Path) -> int:
-    """Bytes of a JSONL file's last line when it was only half written;
-    0 when it is whole, without a file, or in another format.
+    """The number of bytes in the last line of a JSONL file if that line was only half written; 0 if
+    the line is whole, or if the file is missing or has another format.
     """
     path = Path(path)
     if path.suffix != ".jsonl" or not path.is_file():

@@ -86,7 +86,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def _enter(table: dict[str, dict[str, Any]], kind: str, parts: dict[str, Any], source: str) -> None:
-    """Lay the parts of one source into the table; a name that is taken is refused."""
+    """Enter the parts of one source in the table; a name that is taken is refused."""
     if kind not in KINDS:
         raise ValueError(f"{source}: found a part of kind {kind!r}; allowed: {', '.join(KINDS)}")
     for name, part in parts.items():
@@ -105,7 +105,7 @@ def part_names(kind: str) -> list[str]:
 def find_part(kind: str, name: str) -> Any:
     """The part of a kind and name, imported now if it was entered by its path.
 
-    Raises `LookupError` naming the parts that there are.
+    Raises `LookupError` naming the existing parts.
     """
     parts = _table()[kind]
     if name not in parts:

@@ -30,7 +30,7 @@ def is_private(folder: str | Path) -> bool:
 def private_folder(path: str | Path, ours: bool = False) -> Path:
     """Make a folder that nobody but its owner may enter, whatever the umask is, and return it.
 
-    One that is there is closed where it is empty or `ours`. Raises `ValueError` for an open folder
+    An existing folder is closed if it is empty or `ours`. Raises `ValueError` for an open folder
     that holds other things, and where a folder cannot be closed.
     """
     path = Path(path)
@@ -59,14 +59,14 @@ def private_folder(path: str | Path, ours: bool = False) -> Path:
     return path
 
 # %% ../../nbs/io/07_private.ipynb #5ec3e104
-# one of these stands in every folder that a command of this package makes for rows of a log
+# one of these files is in every folder that a command of this package makes for rows of a log
 _MARKS = ("parameters.json", "rollouts.jsonl", "splits.json", "proposals.jsonl", "losses.jsonl")
 
 
 def of_private_run(*sources: str | Path | None) -> bool:
     """Whether one of these holds private rows: a file whose permissions are for its owner alone, a
-    folder with such a file of rows, or a run folder that only its owner can enter. A link is as
-    private as the place where it stands, and as the one to which it leads.
+    folder with such a file of rows, or a run folder that only its owner can enter. For a link, the
+    place where it is counts, and so does the place that it leads to.
     """
     for source in map(Path, filter(None, sources)):
         if any(not file.stat().st_mode & _OTHERS for file in _files_of(source)):
@@ -105,8 +105,8 @@ def files_named_in(settings: object) -> Iterator[str]:
 
 @contextmanager
 def private_files(*sources: str | Path | None) -> Iterator[None]:
-    """A context in which everything that this process writes is readable by its owner only, where
-    one of the sources is `of_private_run`; where none is, nothing changes.
+    """A context in which everything that this process writes is readable by its owner only, if
+    `of_private_run` is true of one of the sources; otherwise nothing changes.
     """
     if not of_private_run(*sources):
         yield

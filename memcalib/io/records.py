@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from datasets import IterableDataset
 
 # %% ../../nbs/io/02_records.ipynb #babfaa4e
-LINE_BREAKS = ("\x85", "\u2028", "\u2029")  # of str.splitlines, and not escaped by JSON
+# line breaks for str.splitlines that JSON does not escape
+LINE_BREAKS = ("\x85", "\u2028", "\u2029")
 
 
 def escape_line_breaks(json_text: str) -> str:
@@ -164,7 +165,9 @@ def only_errors(violations: Iterable[Violation]) -> list[Violation]:
 
 
 class ForeseenError(RuntimeError):
-    """A stop that was foreseen: its words are for whoever runs the command, and no fault of it."""
+    """An expected reason to stop. Its message is for the person who runs the command; it is not a
+    fault of the program.
+    """
 
 # %% ../../nbs/io/02_records.ipynb #f466cb5d
 _SHORT = reprlib.Repr()
@@ -202,7 +205,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 # %% ../../nbs/io/02_records.ipynb #271689c3
 def _parse_line(line: bytes, number: int, file: str) -> Any:
-    """The JSON value of a line, or the `Violation` that says why it is none."""
+    """The JSON value of a line, or a `Violation` that says why the line is not JSON."""
     encoding = "utf-8-sig" if number == 1 else "utf-8"
     try:
         return json.loads(line.decode(encoding), object_pairs_hook=unique_keys)
@@ -220,8 +223,8 @@ def _parse_line(line: bytes, number: int, file: str) -> Any:
 
 
 LONGEST_LINE = 100_000_000  # bytes
-_LARGEST_RATIO = 500  # bytes out of one byte of a gzip file,
-_FREE_OF_RATIO = 10_000_000  # beyond so many
+_LARGEST_RATIO = 500  # unpacked bytes for each byte of a gzip file
+_FREE_OF_RATIO = 10_000_000  # up to this many unpacked bytes, any ratio is allowed
 
 
 class TooMuchUnpacked(ValueError):
@@ -229,9 +232,9 @@ class TooMuchUnpacked(ValueError):
 
 
 class Unpacked(gzip.GzipFile):
-    """A gzip file that is read; raises `TooMuchUnpacked` where it becomes 500 times as large and
-    more, beyond 10 MB. `packed` has the bytes that it takes where it is itself packed, in an
-    archive; those of the archive that were read before it count as well.
+    """A gzip file that is being read. Raises `TooMuchUnpacked` if it unpacks to more than 10 MB and
+    to more than 500 times its size. If the file is part of an archive, `packed` is the number of
+    bytes that it takes there; the bytes of the archive that were read before it count as well.
     """
 
     packed = sys.maxsize
@@ -259,7 +262,7 @@ class Unpacked(gzip.GzipFile):
 
 
 def is_far_larger(unpacked: int, packed: int) -> bool:
-    """Whether so many bytes out of so many packed ones are more than any rows would be."""
+    """Whether `packed` bytes have become more `unpacked` bytes than any file of rows would."""
     return unpacked > max(_FREE_OF_RATIO, _LARGEST_RATIO * packed)
 
 
@@ -269,8 +272,8 @@ RATIO_ALLOWED = (
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, unpacked where it is a gzip file; the last piece is longer than
-    `LONGEST_LINE` where a line is.
+    """The lines of a file, which is unpacked if it is a gzip file. A line longer than
+    `LONGEST_LINE` ends the reading, and its beginning is the last piece.
     """
     with Unpacked(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
         while line := file.readline(LONGEST_LINE + 1):
@@ -351,7 +354,7 @@ def _saved_rows(folder: Path, split: str) -> Iterator[Any]:
     dataset = load_from_disk(str(folder))
     if isinstance(dataset, dict):
         dataset = dataset[split]
-    # as tables: to decode a picture would be to open the file or address that its row names
+    # read as tables, because decoding a picture would open the file or address that its row names
     for table in dataset.with_format("arrow").iter(batch_size=256):
         for row in table.to_pylist():
             yield {name: _from_json(row[name], dataset.features[name]) for name in row}
@@ -389,8 +392,8 @@ def _leads_out(file: Path, folder: Path) -> bool:
 
 
 def own_files(folder: Path, files: Iterable[Path]) -> list[Path]:
-    """The files, which are of a folder; raises `DataError` where one is a link to a file elsewhere,
-    which a folder that somebody else made may hold.
+    """These files of a folder. Raises `DataError` if one of them is a link to a file elsewhere,
+    because somebody else may have made the folder.
     """
     files = list(files)
     faults = [
@@ -430,7 +433,7 @@ def _folder_rows(folder: Path, split: str) -> Iterator[tuple[int, Any]]:
     words = {name: set(re.split(r"[^a-z]+", name.lower())) for name in names}
     asked_words = _SPLITS.get(split, (split.lower(),))
     chosen = [name for name in names if words[name].intersection(asked_words)]
-    if not chosen and split == "train":  # of files that name no split at all
+    if not chosen and split == "train":  # then use the files that name no split at all
         others = {word for known in _SPLITS.values() for word in known}
         chosen = [name for name in names if not words[name] & others]
     if not chosen:
@@ -570,8 +573,8 @@ def only_dicts(value: object) -> list[dict]:
 # %% ../../nbs/io/02_records.ipynb #dfed77cd
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """An `OSError` of the system that names no file, such as that of a full disk, names this
-    one.
+    """A context in which an `OSError` that names no file, such as that of a full disk, is given the
+    name of this file.
     """
     try:
         yield

@@ -22,8 +22,8 @@ def interrupt(number: int, frame: object) -> None:
 
 @contextmanager
 def termination_interrupts() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does, where nobody else handles it; afterwards the handlers are
-    those of before.
+    """A context in which SIGTERM does what Ctrl-C does, unless it has another handler already;
+    afterwards the earlier handlers are restored.
 
     A job in the background of a script is started with Ctrl-C ignored. It stays deaf to Ctrl-C,
     which is blocked, until SIGTERM comes. Outside the main thread, which alone may set handlers,

@@ -55,7 +55,7 @@ _EARLY_SHARE = 0.05  # of the expected work; before that share is done, the rest
 
 
 class TaskProgress:
-    """How far tasks are: bars on a terminal (standard error), lines by `say` elsewhere."""
+    """How far tasks are: bars on a terminal (standard error), lines passed to `say` elsewhere."""
 
     def __init__(
         self,
@@ -148,7 +148,9 @@ def _end_with_parent() -> None:
 
 
 def _begin_worker() -> None:
-    """Prepare a worker: one thread, no bars of other libraries, and an end with its parent's."""
+    """Prepare a worker: it uses one thread, shows no progress bars of other libraries, and ends
+    when its parent ends.
+    """
     os.environ.update(QUIET)
     if find_spec("datasets"):
         from datasets import disable_progress_bars
@@ -182,7 +184,7 @@ class _TaskQueue:
         return bool(self.waiting or self.running)
 
     def start_ready(self, pool: ProcessPoolExecutor) -> None:
-        """Hand over what may begin, and give up what needs a task that failed."""
+        """Start the tasks that may begin, and give up those that need a task that failed."""
         for task in list(self.waiting.values()):
             failed_needs = sorted(task.needs & self.errors.keys())
             if failed_needs:
@@ -214,7 +216,7 @@ class _TaskQueue:
                 f"one of {', '.join(names)}: its process ended without an error message; it may "
                 f"have been killed because memory ran out"
             ) from None
-        except Exception as error:  # noqa: BLE001 (another process's, told at the end)
+        except Exception as error:  # noqa: BLE001 (an error of another process, reported at the end)
             self.errors[task.name] = one_line(str(error) or type(error).__name__)
             return f"failed: {self.errors[task.name]}"
         return "done"

@@ -83,7 +83,7 @@ def test_weights_that_differ_from_their_hash_are_not_loaded(tmp_path, load):
     weights = folder / "model.safetensors"
     recorded = file_hash(weights)
     (folder / HASHES).write_text(f"{recorded}  {weights.name}\n{recorded}  gone.json\n")
-    with pytest.raises(ValueError, match=r"gone.json: found no file, in SHA256SUMS stands"):
+    with pytest.raises(ValueError, match=r"gone.json: found no file, but SHA256SUMS says"):
         load(folder)
     (folder / HASHES).write_text(f"{recorded}  {weights.name}\n")
     assert load(folder).eos_token

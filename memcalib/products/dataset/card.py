@@ -613,8 +613,8 @@ _LOG_TEXT = (
 )
 _CONSENT = """The table below says what is known about the people behind the rows, according to the sources or the description of the build; *not recorded* means that
 nobody recorded it. Screening drops rows from which a person could be identified, as far as a model noticed. Levels, rubrics and distractors
-were written by models. Do not try to find out who wrote a row, and do not take an answer for medical or other advice. Who recognises a
-text of their own can ask for its removal by its `id`."""
+were written by models. Do not try to find out who wrote a row, and do not take an answer for medical or other advice. Anyone who recognises
+a text of their own can ask for its removal by its `id`."""
 
 _LIMITS = """## Limits
 
@@ -697,7 +697,7 @@ def _loading_section(sizes: Sizes | None) -> str:
 
 
 def _composition_section(counts: Counts) -> str:
-    """How much there is of what."""
+    """The counts of the data set, as tables."""
     tables = {
         "Examples, blocks and atoms by domain": composition_table(counts),
         "Ideal levels and memory structure": structure_table(counts),

@@ -291,7 +291,7 @@ def summarise_terms(drafts: Sequence[Draft], result: MemoryDrafts) -> dict[str, 
 def _planned(
     role: str, stage_name: str, endpoint: Endpoint, row_count: int, text_tokens: int
 ) -> PlannedCalls:
-    """The calls that one role makes in one stage for so many rows with so much text."""
+    """The calls that one role makes in one stage for this number of rows and this much text."""
     stage = _STAGES[stage_name]
     instructions = estimate_tokens(system_text(stage.prompt, stage.reply))
     return PlannedCalls(
@@ -327,7 +327,7 @@ def plan_calls(result: MemoryDrafts, roles: Mapping[str, Endpoint]) -> CallPlan:
 
 # %% ../../../nbs/products/dataset/10_consent.ipynb #b06f84f7
 def _rows_table(head: str, counts: Mapping[str, int]) -> list[str]:
-    """The lines of a Markdown table of row counts, and an empty one."""
+    """The lines of a Markdown table of row counts, and an empty line."""
     lines = [f"| {head} | rows |", "|---|---:|"]
     for name, count in counts.items():
         lines.append(f"| {name.replace('|', '/')} | {count} |")

@@ -52,7 +52,7 @@ class NearConfig(BaseModel):
     permutations: int = 192  # numbers in a sketch of shingles
     bands: int = 64
     floor: float = 0.25  # smallest agreement of sketches at which texts are compared word by word
-    most: int = 200  # candidates compared word by word, those with the likest sketches
+    most: int = 200  # candidates compared word by word, those with the most similar sketches
     short: int = 40  # texts with fewer words are also sketched by single words
     short_permutations: int = 128
     short_bands: int = 16
@@ -149,8 +149,9 @@ class NearIndex:
                 yield number, similarity
 
     def _candidates(self, sketch: Sketch) -> set[int]:
-        """The texts to be compared word by word: those with the likest sketches of shingles,
-        earlier ones first among equals, and all that share a band of words with a short text."""
+        """The texts to be compared word by word: those with the most similar sketches of shingles,
+        earlier ones first among equals, and all that share a band of words with a short text.
+        """
         estimates = []
         for number in self._long.query(sketch.shingles):
             estimate = sketch.shingles.jaccard(self._sketches[number])
@@ -428,8 +429,8 @@ def _chosen_of_domain(rows: Sequence[SourceRow], count: int, seed: int) -> list[
 
 
 def _draw_time(row: SourceRow, seed: int) -> float:
-    """A random number, made of seed and id: rows taken in the order of it are drawn with weight
-    exp(2 score / 100).
+    """A random number, made from seed and id. Rows taken in the order of these numbers are drawn
+    with weight exp(2 score / 100).
     """
     uniform = (int(text_hash(f"{seed}:{row.id}"), 16) + 1) / (16**16 + 1)
     score = float(row.metadata.get("score", 0))

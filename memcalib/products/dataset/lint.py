@@ -102,7 +102,7 @@ class LintLimits(BaseModel):
 
     @property
     def hash(self) -> str:
-        """Names these limits: equal for equal numbers and words."""
+        """A hash of these limits, which is equal for equal numbers and words."""
         return text_hash(self.model_dump_json())
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #f6700cd0
@@ -208,7 +208,7 @@ class ExampleView:
 
     @cached_property
     def topic_position(self) -> dict[str, int]:
-        """Their numbers by name."""
+        """The number of each of these atoms, by its name."""
         return {name: number for number, name in enumerate(self.topic_names)}
 
     @cached_property
@@ -225,7 +225,7 @@ class ExampleView:
 
     @cached_property
     def shared_topics(self) -> SharedStems:
-        """How many of their distinctive stems stand in other texts."""
+        """The means to count how many of their distinctive stems other texts have."""
         return SharedStems(list(self.topic_stems.values()))
 
     @cached_property
@@ -320,7 +320,7 @@ class Lint:
         return [self.finding(view.example.id, hit) for hit in hits]
 
     def finding(self, example_id: str, hit: Hit, file: str = "", line: int = 0) -> Violation:
-        """A hit with all that is known of it."""
+        """A hit as a violation, with everything that is known about it."""
         item, value, allowed = hit
         return Violation(
             self.name, value, allowed, item, example_id, line, file, severity=self.severity
@@ -465,8 +465,8 @@ def rubric_fields(view: ExampleView) -> Iterator[Hit]:
 
 @lint("error")
 def level_vs_rubric(view: ExampleView) -> Iterator[Hit]:
-    """Weight and under-use of the rubric fit the level; what stands for "not applicable" in other
-    languages is not looked for.
+    """Weight and under-use of the rubric fit the level; words for "not applicable" in other
+    languages are not looked for.
     """
     all_ascii = all(atom.text.isascii() for atom in view.example.atoms)
     english = view.language == "en" or (all_ascii and not view.language)
@@ -498,8 +498,8 @@ _HINT = re.compile(r"[a-z][A-Z]|_|\(\)|\d[\d.,:]")
 
 
 def strange_marks(view: ExampleView, name: str) -> list[str]:
-    """Identifiers, code and figures of two digits and more that a rubric has and the rest of the
-    record has not.
+    """Identifiers, code and figures of two digits and more that are in a rubric and not in the rest
+    of the record.
     """
     text = view.rubric_texts[name]
     if "`" not in text:  # without quoted code, a mark is part of a single token
@@ -532,8 +532,8 @@ def _share_of_each(view: ExampleView, name: str) -> Float[np.ndarray, " topic"]:
 def _nearest_other(
     view: ExampleView, share_of_each: Float[np.ndarray, " topic"], own_topic: int
 ) -> int:
-    """The number of the atom of the largest share, of those other than `own_topic` with two words
-    and more in a rubric; -1 when there is none. One word of three is chance.
+    """The number of the atom with the largest share, among those other than `own_topic` that have
+    two words and more in a rubric; -1 when there is none. One word of three is chance.
     """
     sizes = view.topic_sizes
     candidates = share_of_each * sizes >= np.minimum(2, sizes - 1) - 1e-9
@@ -645,8 +645,8 @@ def evidence_substring(view: ExampleView) -> list[Hit] | None:
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #499f65bd
 def _say_the_same(first: list[str], second: list[str], alike: float) -> bool:
-    """Whether two atoms, as lists of stems, have nearly the same words,
-    or one stands inside the other.
+    """Whether two atoms, as lists of stems, have nearly the same words, or one contains
+    the other.
     """
     shared = frozenset(first) & frozenset(second)
     if not shared:
@@ -827,7 +827,7 @@ def distractor_apart(view: ExampleView) -> list[Hit] | None:
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #f4c7d747
 def _plain_text(text: str) -> str:
-    """The text in lower case, with single blanks."""
+    """The text in lower case, with single spaces."""
     return " ".join(text.lower().split())
 
 
@@ -850,7 +850,7 @@ def turns_before_query(view: ExampleView) -> list[Hit] | None:
 
 
 def _half_in_a_row(atom_words: list[str], turn_words: list[str]) -> str:
-    """Half of an atom's words, and five at least, that stand in a turn in the same order; "" where
+    """Half of an atom's words, and five at least, that occur in a turn in the same order; "" where
     there are none.
 
     A conversation is longer than a query and about the same things, so single words in common say
@@ -1002,8 +1002,8 @@ def block_keeps_atoms(view: ExampleView) -> Iterator[Hit]:
 
 @lint("error")
 def block_adds_nothing(view: ExampleView) -> Iterator[Hit]:
-    """No sentence of a block comes from none of its atoms;
-    in a retrieved block, from none of the record.
+    """Each sentence of a block comes from its atoms; in a retrieved block, from any atom of the
+    record.
     """
     for block, texts in view.blocks:
         retrieved = block.parent_memory_id in view.retrieved_blocks
@@ -1115,7 +1115,7 @@ def unique_ids(rows: Sequence[SeenRow]) -> list[tuple[SeenRow, Hit]]:
 
 @lint("error", scope="files")
 def split_duplicates(rows: Sequence[SeenRow]) -> list[tuple[SeenRow, Hit]] | None:
-    """No question, equal or nearly equal, stands in more than one file."""
+    """No question, equal or nearly equal, occurs in more than one file."""
     rows_by_file: dict[str, list[SeenRow]] = defaultdict(list)
     for row in rows:
         rows_by_file[row.file].append(row)
@@ -1416,12 +1416,12 @@ def lint_files(
     limits: LintLimits | None = None,
     processes: int = 1,
 ) -> LintResult:
-    """Check datasets in the published format, together:
-    JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id.
+    """Check datasets in the published format, together: JSONL, JSONL.gz, Parquet, a `datasets`
+    folder or hub id.
 
     `rules` names the checks (default: all); `model` adds `question_meaning` by a sentence model.
-    With `processes` above 1 the rows are checked side by side; the result is the same.
-    Raises `ValueError` for an unknown rule, for a file given twice, or when there is no row at all,
+    With `processes` above 1 the rows are checked in parallel; the result is the same. Raises
+    `ValueError` for an unknown rule, for a file given twice, or when there is no row at all,
     `FileNotFoundError` for a missing file.
     """
     names = list(map(str, paths))
@@ -1461,8 +1461,8 @@ def lint_splits(
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #7ba30aab
 def sentence_vectors(path: str | Path) -> Callable[[list[str]], "np.ndarray"]:
-    """A function from texts to unit vectors, one row each, by a model folder or hub id; raises
-    `ValueError` if it cannot be opened.
+    """A function from texts to unit vectors, one row each, made with the model of a folder or hub
+    id; raises `ValueError` if it cannot be opened.
     """
     import torch
     from transformers import AutoModel, AutoTokenizer

@@ -96,13 +96,13 @@ class MemoryDrafts:
 
     kept: list[Draft] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
-    # what each rule that was applied looks for, by its name; and what none does
+    # what each rule that was applied looks for, by its name; and what no rule looks for
     looked_for: dict[str, str] = field(default_factory=dict)
     not_looked_for: list[str] = field(default_factory=list)
     rows: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
     places: Counter[str] = field(default_factory=Counter)
-    understood: str = ""  # what was understood of the log, in words
+    understood: str = ""  # what was understood about the log, in words
 
     def add(self, draft: Draft, redaction: Redaction) -> None:
         """Add a draft and what was replaced in it."""
@@ -137,7 +137,9 @@ class MemoryDrafts:
 
 # %% ../../../nbs/products/dataset/09_memory_drafts.ipynb #3d5bb4ec
 class _DraftMaker:
-    """Makes drafts of the rows of one log: who is called what, and which ids are in use."""
+    """Makes drafts of the rows of one log. It knows the new name of each user and the ids
+    in use.
+    """
 
     def __init__(self, redactor: Redactor, config: LogConfig):
         self.redactor = redactor

@@ -694,7 +694,7 @@ class Frozen(BaseModel):
 
     @property
     def hash(self) -> str:
-        """Names these settings, however they came to be frozen."""
+        """A hash of these settings, however they came to be frozen."""
         return text_hash(json.dumps(self.settings, sort_keys=True))
 
 

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
 # %% ../../../nbs/products/dataset/15_pipeline.ipynb #babe5260
 def _source_files(build: Build) -> list[Path]:
-    """Every file of the sources of a build that is there; of a folder the files in it."""
+    """Every existing file of the sources of a build; for a folder, the files in it."""
     files = []
     for plan in build.sources:
         path = plan.file
@@ -100,8 +100,8 @@ def _source_files(build: Build) -> list[Path]:
 
 
 def pool_key(build: Build) -> str:
-    """Names all that decides which rows may enter: sources with the size and date of their files,
-    screening, the search for copies.
+    """A key for everything that decides which rows may enter: sources with the size and date of
+    their files, screening, the search for copies.
     """
     sources = [plan.identity() for plan in build.sources]
     stamps = []
@@ -528,7 +528,7 @@ class MemoryPipeline(Pipeline):
 
     @cached_property
     def redactor(self) -> Redactor:
-        """The rules by which private values are removed."""
+        """The rules with which private values are removed."""
         return load_redactor(self.plan.redaction)
 
     @cached_property
@@ -589,7 +589,7 @@ class MemoryPipeline(Pipeline):
         return choose_batch(pool, count, self.build.seed)
 
     def first_draft(self, row: Draft) -> Draft:
-        """The row itself: a log gives drafts."""
+        """The row itself, because the rows of a log are drafts already."""
         return row
 
     def prepare(self, stage: Stage, drafts: list[Draft], folder: Path) -> list[Draft]:

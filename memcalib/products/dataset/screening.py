@@ -63,7 +63,9 @@ class ScreenConfig(BaseModel):
 
     @property
     def hash(self) -> str:
-        """Names this table: equal for equal thresholds and words, different otherwise."""
+        """A hash of this table, which is equal for equal thresholds and words, and different
+        otherwise.
+        """
         return text_hash(self.model_dump_json())
 
     @cached_property
@@ -285,7 +287,7 @@ _RUN = re.compile(r"([^\s\d.=_*#~+-])\1{7,}")
 
 @rule
 def run(view: RowView) -> Finding:
-    """No character is repeated without end; dots, digits and marks for drawing lines are free."""
+    """No character is repeated without end; dots, digits and marks for drawing lines may repeat."""
     high = view.limits.run
     for name in ("question", "answer"):
         runs = _RUN.finditer(getattr(view.row, name))
@@ -342,9 +344,7 @@ def boilerplate(view: RowView) -> Finding:
 # %% ../../../nbs/products/dataset/02_screening.ipynb #474dea91
 @rule
 def intent(view: RowView) -> Finding:
-    """The question asks for something; a table without words of request asks for nothing of the
-    kind.
-    """
+    """The question asks for something. A table without words of request turns this rule off."""
     question = view.row.question
     requests = view.config.sets["requests"]
     has_question_mark = any(mark in question for mark in "?？؟")
@@ -432,8 +432,8 @@ def screen_row(row: SourceRow, config: ScreenConfig) -> SourceRow | Dropped:
 
 
 def _setting_hints(row: SourceRow, rule_name: str, config: ScreenConfig) -> list[str]:
-    """Where the threshold of a rule stands, and for rules that know English alone how a build says
-    that its rows are in another language.
+    """Where the threshold of a rule is set, and, for rules that know only English, how to tell a
+    build that its rows are in another language.
     """
     hints = []
     setting = _SETTING.get(rule_name, rule_name)

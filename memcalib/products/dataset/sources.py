@@ -296,8 +296,8 @@ def gather_oasst(records: NumberedRecords) -> NumberedRecords:
 
 # %% ../../../nbs/products/dataset/01_sources.ipynb #cd18625d
 def _first_turns(record: dict) -> dict:
-    """What is used of a dialogue: its id and link, the description,
-    the first words of patient and doctor.
+    """The parts of a dialogue that are used: its id and link, the description, the first words of
+    patient and doctor.
     """
     turns = _dialogue_turns(record)
     patient = next((text for is_patient, text in turns if is_patient and text), None)
@@ -562,7 +562,7 @@ def shipped_table(
 
 def table_error(error: ValidationError, label: str, settings: Iterable[str] = ()) -> ValueError:
     """The first thing wrong with a table: its place, the value found, and what is allowed;
-    `settings` are the names that may stand at a place.
+    `settings` are the names that are allowed at a place.
     """
     first = error.errors()[0]
     settings = list(settings)
@@ -701,8 +701,8 @@ def to_row(source: Source, record: dict, line: int = 0, file: str = "") -> Sourc
 
 
 def _unreadable_column(record: dict, spec: str, error: Exception) -> tuple[str, str]:
-    """What was found in a column that is no text, and what is allowed,
-    with a hint for a list of turns without a reader.
+    """What was found in a column that does not contain text, and what is allowed, with a hint for a
+    list of turns without a reader.
     """
     path, _, reader_names = spec.partition("|")
     value = _pick(record, path)
@@ -798,7 +798,7 @@ def _check_columns(source: Source, records: list[Any], file: str) -> None:
 
 
 class _RawRecord(NamedTuple):
-    """What stands on one line of a source, before it is a row."""
+    """The content of one line of a source, before it becomes a row."""
 
     file: str  # the name of the file; "" where it is not one file
     line: int

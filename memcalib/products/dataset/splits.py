@@ -51,7 +51,7 @@ PUBLISHED_SIZES: Sizes = {
 def split_parts(sizes: Sizes) -> dict[str, list[str]]:
     """Each name -> the undivided splits it consists of, itself if it has no parts.
 
-    Raises `ValueError` for a name that stands there twice.
+    Raises `ValueError` for a name that occurs twice.
     """
     parts: dict[str, list[str]] = {}
     for name, size in sizes.items():
@@ -65,7 +65,7 @@ def split_parts(sizes: Sizes) -> dict[str, list[str]]:
 
 
 def undivided(parts: Mapping[str, Sequence[str]]) -> list[str]:
-    """The splits that have no parts, of those that `split_parts` gives."""
+    """The splits that have no parts, of those that `split_parts` returns."""
     return [name for name, inner_names in parts.items() if inner_names == [name]]
 
 # %% ../../../nbs/products/dataset/08_splits.ipynb #0545a06f
@@ -73,8 +73,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def _undivided_sizes(sizes: Sizes) -> dict[str, int | float]:
-    """The count or share of each undivided split; raises `ValueError` for names and sizes that
-    cannot be.
+    """The count or share of each undivided split; raises `ValueError` for impossible names and
+    sizes.
     """
     undivided_sizes = {}
     for name, size in sizes.items():
@@ -143,7 +143,7 @@ Kind = tuple[tuple[tuple[str, ...], int], ...]  # (stratum, rows) pairs: what a 
 
 
 def _beginnings(stratum_names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """A stratum and all that it lies in: ("health",) and ("health", "level_1")."""
+    """A stratum and all strata that contain it: ("health",) and ("health", "level_1")."""
     return [stratum_names[:length] for length in range(1, len(stratum_names) + 1)]
 
 
@@ -173,11 +173,11 @@ _STEPS = 5000
 def _share_out(
     kinds: Sequence[Kind], counts: Sequence[int], sizes: Sequence[int], even: bool = True
 ) -> "np.ndarray":
-    """How many groups of each kind go into each split, and in a last column into none:
-    whole numbers [kind, split + 1].
+    """How many groups of each kind go into each split, and in a last column into none: whole
+    numbers [kind, split + 1].
 
-    `even` holds groups that repeat a question apart; it is given up where it costs rows. Raises
-    `ValueError` where the solver finds nothing.
+    `even` spreads groups that repeat a question over the splits; it is given up if it costs rows.
+    Raises `ValueError` where the solver finds nothing.
     """
     import numpy as np
     from scipy.optimize import Bounds, milp
@@ -259,7 +259,7 @@ def _demands(
 # %% ../../../nbs/products/dataset/08_splits.ipynb #d6bcd38f
 @dataclass(frozen=True)
 class _Row:
-    """What is used of an example."""
+    """The parts of an example that are used."""
 
     id: str
     question: str
@@ -314,8 +314,8 @@ def split_examples(
 
 
 def _id_faults(rows: Iterable[_Row], groups: Mapping[str, str]) -> list[Violation]:
-    """Ids that stand there twice, that go over a line, or that no group has,
-    each kind after the other.
+    """Ids that occur twice, that contain a line break, or that no group has, one kind after
+    another.
     """
     repeated = []
     broken = []
@@ -450,7 +450,9 @@ def _row_faults(
     facts: Iterable[_Fact],
     folder: Path,
 ) -> Iterator[Violation]:
-    """What is wrong with lists beside the data: a question in two splits, an id that no row has."""
+    """What is wrong with lists compared with the data: a question in two splits, an id that no row
+    has.
+    """
     split_of = _split_of_id(splits, parts)
     without_row = set(split_of)
     first_with_question: dict[str, tuple[str, str]] = {}
@@ -501,8 +503,8 @@ def write_splits(
     splits.json.
 
     `splits` has the ids of every name in `sizes` and of its parts, `seed` is written down. Raises
-    `ValueError` for sizes that cannot be and for other splits than theirs, and `DataError` with all
-    faults of the lists (ids that are there twice or unknown, one question in two splits), before
+    `ValueError` for impossible sizes and for splits other than theirs, and `DataError` with all
+    faults of the lists (ids that occur twice or are unknown, one question in two splits), before
     anything is written.
     """
     folder = Path(folder)

@@ -140,7 +140,7 @@ class Fault:
     detail: str
 
     def to_dict(self) -> dict[str, str]:
-        """What a repair message says of it."""
+        """The fault as a repair message describes it."""
         return {"id": self.item_id, "rule": self.rule, "detail": self.detail}
 
 # %% ../../../nbs/products/dataset/04_stages.ipynb #6625f101
@@ -267,7 +267,7 @@ def merge_by(items: str, key: str) -> Callable[[FormT, FormT, set[str]], FormT]:
             entry_id = getattr(entry, key)
             if entry_id not in failed:
                 merged.append(entry)
-            elif entry_id not in placed:  # it may have failed because it stood there twice
+            elif entry_id not in placed:  # it may have failed because it occurred twice
                 merged.append(repaired_by_id.get(entry_id, entry))
             placed.add(entry_id)
         for entry_id, entry in repaired_by_id.items():
@@ -406,7 +406,7 @@ async def _settled_reply(
         form, complaints = read_form(answer.text, stage.reply, answer.finish_reason)
         withheld = withheld_text(answer.usage)
         if withheld:
-            return None, [Fault("", INVALID, withheld)]  # a repair would go the same way
+            return None, [Fault("", INVALID, withheld)]  # a repair would fail in the same way
         unreadable = [Fault(item_id, INVALID, complaint) for item_id, complaint in complaints]
         if form is not None:
             if not _needs_whole_reply(stage, reply, faults):
@@ -527,7 +527,7 @@ class StageResult:
 
     @property
     def dropped(self) -> list[Drop]:
-        """The reasons for the rows that were not."""
+        """The reasons for the rows that were not kept."""
         return [drop for drop in read_drops(self.path) if drop.id in self.ids]
 
     @property
@@ -587,8 +587,9 @@ class _EarlierRows:
         self.outcomes: set[tuple[bool, str | None]] = set()  # faulty or not, reason of the drop
 
     def open_journal(self, row_count: int | None) -> Journal[StageRow]:
-        """The file, opened to go on with these many rows; started over under the next number of
-        attempt where a hopeless builder made all of it."""
+        """The file, opened to continue with this many rows. If a hopeless builder made all of it,
+        it is started over under the next attempt number.
+        """
         journal = Journal(self.path, StageRow, again=self._take_in)
         if not self._is_hopeless(row_count):
             return journal
@@ -599,7 +600,7 @@ class _EarlierRows:
         return Journal(self.path, StageRow)
 
     def _take_in(self, row: StageRow) -> bool:
-        """Note a row; whether it is to be asked for once more.
+        """Note a row, and return whether it is to be asked for once more.
 
         Raises `DataError` for a row of another recipe.
         """
@@ -615,8 +616,8 @@ class _EarlierRows:
         return is_failed_call
 
     def _is_hopeless(self, row_count: int | None) -> bool:
-        """Whether no reply could be used in any row, be it all that come in,
-        or twenty for one reason.
+        """Whether no row has a usable reply, for all the rows that come in, or for twenty rows with
+        one reason.
         """
         settled = len(self.draft_hashes)
         if not settled or not all(faulty for faulty, _ in self.outcomes):

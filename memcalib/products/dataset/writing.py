@@ -178,7 +178,7 @@ class PlanConfig(BaseModel):
 
     @property
     def hash(self) -> str:
-        """Names this table: equal for equal numbers."""
+        """A hash of this table, which is equal for equal numbers."""
         return text_hash(self.model_dump_json())
 
     @model_validator(mode="after")
@@ -236,7 +236,7 @@ _SECOND_BLOCK = {
     1: (0, 0),
     2: (3, 5),
     3: (5, 8),
-}  # its fewest atoms; the largest block that needs none
+}  # the fewest atoms of a second block, and the size of the largest block from which none is needed
 _SMALLER_BLOCKS = {1: 2, 2: 4, 3: 6}  # most atoms in each of the others
 
 
@@ -336,8 +336,8 @@ def deal_evenly(
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #f2ac09ae
 def partition_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The sizes of the blocks for a row's own atoms, `count` from so many passages,
-    and those of all other blocks.
+    """The sizes of the blocks for a row's own atoms (`count` atoms from `passages` passages), and
+    those of all other blocks.
 
     Sizes are used in their order. Raises `ValueError` for a shape without room for the atoms.
     """
@@ -394,7 +394,8 @@ def _block_cost(
     atoms: Sequence[DraftAtom], start: int, end: int, size: int, filling: float
 ) -> float:
     """What a block of these atoms costs: 2 for a cut inside a passage at its end, 1 when all in it
-    have one level, and a little for another share of its places than `filling`."""
+    have one level, and a little if the filled share of its places differs from `filling`.
+    """
     levels = {atom.ideal for atom in atoms[start:end]}
     if end - start < size:
         levels.add(Level.IGNORE)  # of the distractors that will join
@@ -464,8 +465,8 @@ def _other_blocks(sizes: Sequence[int], hard: int) -> list[_CoreBlock]:
 
 
 def _filled_up(core: _CoreBlock, added_name: str, rng: random.Random) -> DraftBlock:
-    """A block with its atoms at random places, in order,
-    and auxiliary distractors called after `added_name` at all others.
+    """A block with its atoms at random places, in order, and auxiliary distractors named after
+    `added_name` at all others.
     """
     core_positions = set(rng.sample(range(core.size), len(core.atom_ids)))
     core_ids = iter(core.atom_ids)
@@ -494,7 +495,7 @@ class PhraseBook(BaseModel):
 
     @property
     def hash(self) -> str:
-        """Names these lists."""
+        """A hash of these lists."""
         return text_hash(self.model_dump_json())
 
 
@@ -533,8 +534,8 @@ def _beginnings(text: str) -> frozenset[str]:
 def _endless(
     phrases: Sequence[str], row_beginnings: frozenset[str], rng: random.Random
 ) -> Iterator[str]:
-    """The phrases that share no word with the row, or all where none is so,
-    shuffled anew each time they are used up.
+    """The phrases that share no word with the row, or all if there are none; they are shuffled
+    again each time they are used up.
     """
     foreign = [phrase for phrase in phrases if row_beginnings.isdisjoint(_beginnings(phrase))]
     usable = foreign or list(phrases)
@@ -901,11 +902,12 @@ SIGNS: dict[str, Sign] = {
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #10483709
 def taken_up(text: str, row_texts: Iterable[str], query: str, answer: str) -> str:
-    """What of the new in a distractor the query or a sentence of the reference answer says too, in
-    words for a fault; "" when nothing that counts.
+    """The new content of a distractor that the query or a sentence of the reference answer says
+    too, in words for a fault; "" when too little is shared to count.
 
-    New are stems that none of `row_texts` has. Half of them are too many, or two (three for a query
-    of more than forty); of a sentence of the answer two at least.
+    A stem is new if none of `row_texts` has it. The query may share fewer than half of the new
+    stems, and fewer than two (three if it has more than forty stems itself); a sentence of the
+    answer has to share at least two to count.
     """
     new_stems = set(short_stems(text)).difference(*map(short_stems, row_texts))
     query_stems = set(short_stems(query))
@@ -922,14 +924,14 @@ def taken_up(text: str, row_texts: Iterable[str], query: str, answer: str) -> st
 
 
 def _phrase_list(text: str) -> list[str]:
-    """Phrases parted by commas, the longest first."""
+    """The phrases between commas, the longest first."""
     return sorted(_parted_by_commas(text), key=len, reverse=True)
 
 
 @cache
 def _clinical_patterns() -> tuple[re.Pattern, re.Pattern]:
-    """What is clinical, in whole words, and what sounds clinical and is not:
-    both from the table of the package.
+    """Patterns for what is clinical, in whole words, and for what sounds clinical and is not; both
+    come from the table of the package.
     """
     table = read_yaml(package_data("products", "dataset", "clinical.yaml"))
     stand_ins = {"number": r"\d+(?:[.,]\d+)?"}
@@ -971,8 +973,8 @@ _QUALIFIED = ("outdated", "scope_overreach", "trigger_absent", "superseded_prefe
 
 
 def guard_faults(domain: str, text: str, row_texts: Iterable[str]) -> Iterator[TextFault]:
-    """A fault for a distractor against the rails of its domain;
-    words of the row's own texts are free.
+    """A fault for a distractor that breaks the guardrails of its domain; words of the row's own
+    texts are allowed.
     """
     if domain == "health":
         clinical = _clinical_phrases(text, row_texts)
@@ -1082,8 +1084,9 @@ def _hard_faults(draft: Draft, family: str, hard: HardReply) -> Iterator[TextFau
 def _block_subjects(
     plan: RowPlan, texts_by_id: Mapping[str, str], hard_is_sound: bool
 ) -> dict[str, list[str]]:
-    """For each auxiliary distractor the texts of its block of which it should be; none in the block
-    of a hard distractor at fault, which will change."""
+    """For each auxiliary distractor, the texts of its block with which it should share a subject;
+    none in the block of a hard distractor at fault, which will change.
+    """
     subjects = {}
     for block in plan.blocks:
         if HARD in block.atom_ids and not hard_is_sound:
@@ -1107,8 +1110,8 @@ def _other_faults(
     block_texts: Sequence[str],
     texts_by_id: Mapping[str, str],
 ) -> Iterator[TextFault]:
-    """What is wrong with another distractor: phrases it lacks, a subject that its block has not,
-    a detail that matters, its text.
+    """What is wrong with another distractor: phrases it lacks, a subject that its block does not
+    have, a detail that matters, its text.
     """
     missing = [phrase for phrase in phrases if not contains_phrase(text, phrase)]
     if missing:

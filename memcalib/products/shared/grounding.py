@@ -105,13 +105,13 @@ def find_exact(quote: str, text: str) -> str:
 
 
 def _is_inside_word(text: str, position: int) -> bool:
-    """Whether letters or figures stand on both sides of a position."""
+    """Whether there are letters or digits on both sides of a position."""
     return 0 < position < len(text) and text[position - 1].isalnum() and text[position].isalnum()
 
 
 def _unfolded_stretch(text: str, folded_text: str, start: int, end: int) -> str:
-    """What stands in a text between two positions of its folded form,
-    where all white space is one blank.
+    """The stretch of a text between two positions of its folded form, in which all white space is
+    one space.
     """
     run_starts = [match.start() for match in re.finditer(r"\S+", text)]
 
@@ -124,16 +124,16 @@ def _unfolded_stretch(text: str, folded_text: str, start: int, end: int) -> str:
 
 # %% ../../../nbs/products/shared/03_grounding.ipynb #af0326ad
 def contains_phrase(text: str, phrase: str) -> bool:
-    """Whether the words of a phrase stand in a text, one after another;
-    case and punctuation aside.
+    """Whether the words of a phrase occur in a text one after another, apart from case and
+    punctuation.
     """
     phrase_words = tuple(words(phrase))
     return not phrase_words or phrase_words in word_runs(words(text), len(phrase_words))
 
 
 def coverage(statement: str, source: str) -> float:
-    """Share of the content words of a statement that its source has too, endings forgiven;
-    1 when there are none.
+    """Share of the content words of a statement that its source has too, apart from endings; 1 when
+    the statement has none.
     """
     return _share(short_stems(statement), short_stems(source))
 
@@ -185,7 +185,7 @@ _FIRST_PERSON = re.compile(
 
 
 def first_person_word(text: str) -> str:
-    """The word by which a text speaks of its own speaker; "" when there is none."""
+    """The word with which a text refers to its own speaker; "" when there is none."""
     match = _FIRST_PERSON.search(text)
     return match[0] if match else ""
 
@@ -296,7 +296,7 @@ def numbers(text: str) -> list[str]:
 
 
 def foreign_numbers(statement: str, source: str) -> list[str]:
-    """The numbers that a statement has and its source has not, neither in figures nor in words."""
+    """The numbers of a statement that its source does not have, in figures or in words."""
     source_words = set(words(source))
     source_numbers = {*numbers(source), *re.findall(r"\d+", source)}
     if source_words & {"zero", "no"}:
@@ -310,7 +310,7 @@ def quantities(text: str) -> set[tuple[str, str]]:
     """The numbers of a text, each with its unit in one spelling; "" for a number without one."""
     number_units = set()
     for start, end, figure in _located_numbers(text):
-        unit = _UNIT.get(text[start - 1 : start], "")  # a currency may stand before its number
+        unit = _UNIT.get(text[start - 1 : start], "")  # a currency may come before its number
         word_after = _UNIT_AFTER_NUMBER.match(text, end)
         if not unit and word_after:
             unit = _UNIT.get(word_after[1].lower(), "")
@@ -337,7 +337,7 @@ _CODED = re.compile(r"[A-Za-z]\d|_|[A-Za-z]\.[A-Za-z]{2}|\w[+#]+$")
 
 
 class _Token(NamedTuple):
-    start: int  # where the characters begin that hold it, marks around it included
+    start: int  # where its characters begin, including the marks around it
     text: str
     opens_sentence: bool
 
@@ -348,7 +348,7 @@ _SENTENCE_END = re.compile(r"[.!?:]['\"”’)]*$")
 
 @lru_cache(1 << 14)
 def _tokens(text: str) -> tuple[_Token, ...]:
-    """What stands between blanks, without marks around it and without a possessive *s*."""
+    """The stretches between spaces, without the marks around them and without a possessive *s*."""
     tokens = []
     opens_sentence = True
     for match in _BETWEEN_BLANKS.finditer(text):
@@ -430,10 +430,10 @@ def denied(text: str) -> Denials:
 
 
 def negation_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
-    """A fault for a negation of the atoms that a paragraph has lost,
-    or for one that it has added or moved.
+    """A fault for a negation of the atoms that a paragraph has lost, or for one that it has added
+    or moved.
 
-    Where their number differs, that is the only fault.
+    If the number of negations differs, that is the only fault.
     """
     atom_denials = [denied(atom) for atom in atoms]
     atom_scopes = list(chain.from_iterable(denials.scopes for denials in atom_denials))
@@ -466,7 +466,7 @@ def negation_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
 
 # %% ../../../nbs/products/shared/03_grounding.ipynb #b07c5d4f
 class Mark(NamedTuple):
-    """What a word says about a statement beside its subject, such as ("time", "until")."""
+    """What a word says about a statement apart from its subject, such as ("time", "until")."""
 
     kind: str
     value: str
@@ -616,11 +616,11 @@ def opposite_word(statement: str, source: str) -> str:
 
 
 def tense_shift(statement: str, source: str) -> str:
-    """What is over in a statement and not in its source, or the other way round,
-    in words for a fault; "" when the times can agree.
+    """A statement in the past tense with a source in the present tense, or the other way round, in
+    words for a fault; "" when the tenses can agree.
 
-    It shows where all auxiliaries of one text are of the other time,
-    or where those after one word are.
+    It is found if all auxiliaries of the two texts differ in tense, or if those after the same word
+    do.
     """
     statement_words = words(_TIMELESS.sub(" ", full_forms(statement)))
     source_words = words(_TIMELESS.sub(" ", full_forms(source)))
@@ -657,8 +657,8 @@ def _shift_between(
 
 
 def substituted_word(statement: str, source: str) -> str:
-    """A word of a statement that stands where its source has another one, after the same two words,
-    in words for a fault; "" when none does.
+    """A word of a statement where its source has another word after the same two words, in words
+    for a fault; "" when none does.
 
     Numbers and marks are compared elsewhere.
     """
@@ -758,7 +758,7 @@ _SAYS_ALL = 0.75  # share of a statement's subject from which one sentence is en
 
 
 def source_faults(text: str, source: str) -> Iterator[TextFault]:
-    """A fault for each thing that a statement says otherwise than its source: number, unit, name,
+    """A fault for each thing that a statement says differently from its source: number, unit, name,
     mark, negation, time, word, opposite or role.
     """
     text = _joined_placeholders(text)
@@ -788,7 +788,7 @@ def _joined_placeholders(text: str) -> str:
 
 
 def _foreign_names(text: str, source: str) -> list[str]:
-    """The names of a statement that its source has not, in any case or form."""
+    """The names of a statement that its source does not have, in any case or form."""
     source_forms = {token.text.casefold() for token in _tokens(source)}
     source_forms.update(stems(source))
     return [
@@ -826,8 +826,8 @@ def _closest_sentences(subject: frozenset[str], subjects: Sequence[frozenset[str
 
 
 def _clauses_taken_up(subject: frozenset[str], source_sentences: Sequence[str]) -> list[str]:
-    """The clauses of these sentences whose subject, if they have one,
-    a statement about `subject` repeats for the most part.
+    """The clauses of these sentences that a statement about `subject` takes up: it repeats most of
+    their subject, or they have none.
     """
     clauses = []
     for sentence in source_sentences:
@@ -841,7 +841,7 @@ def _clauses_taken_up(subject: frozenset[str], source_sentences: Sequence[str]) 
 def _sentence_faults(
     sentence: str, window: str, clauses: Sequence[str], source_relatives: set[Mark]
 ) -> Iterator[TextFault]:
-    """What one sentence says otherwise than the sentences of the source closest to it (`window`)
+    """What one sentence says differently from the sentences of the source closest to it (`window`)
     and their clauses that it takes up.
     """
     compared = f"{short_repr(sentence)} for {short_repr(window)}"
@@ -872,8 +872,8 @@ def _sentence_faults(
 def _added_marks(
     sentence: str, window: str, clauses: Sequence[str], source_relatives: set[Mark]
 ) -> list[Mark]:
-    """The marks of a sentence that its source has not:
-    a negation in the clauses, a relative anywhere, others in the window.
+    """The marks of a sentence that its source does not have. A negation is looked for in the
+    clauses, a relative anywhere, and other marks in the window.
     """
     sentence_marks = marks(sentence)
     window_marks = marks(window)
@@ -882,13 +882,13 @@ def _added_marks(
         allowed |= marks(stretch)
     added = sorted(sentence_marks - allowed)
     names_other_relative = any(mark.kind == "relation" for mark in window_marks - sentence_marks)
-    if _PRONOUN.search(window) and not names_other_relative:  # it may stand for anybody
+    if _PRONOUN.search(window) and not names_other_relative:  # it may mean anybody
         return [mark for mark in added if mark.kind != "relation"]
     return added
 
 
 def _lost_marks(sentence: str, clause: str, source_relatives: set[Mark]) -> list[Mark]:
-    """The marks of a clause that a sentence about it should have and has not.
+    """The marks of a clause that a sentence about it should have but does not have.
 
     Reasons and opinions may be left out; relatives too, unless the clause begins with *my* or *our*
     and the sentence names no relative of the source.
@@ -978,8 +978,8 @@ def _is_capital_opening(token: _Token) -> bool:
 def _inventory_faults(
     inventory: _Inventory, atoms: Sequence[str], text: str
 ) -> Iterator[TextFault]:
-    """What is lost, added and moved, each in one fault; of the lost and the added the first five
-    are named.
+    """What is lost, added and moved, each in one fault, which names at most five lost or added
+    items.
     """
     kind = inventory.kind
     atom_items = dict.fromkeys(chain.from_iterable(inventory.items_by_atom))
@@ -999,7 +999,7 @@ def _moved_item(inventory: _Inventory, atoms: Sequence[str], text: str) -> str:
     """The first item that comes too early in the paragraph for its atom while the other words of
     that atom do not; "" when none does.
 
-    Only items of exactly one atom can tell.
+    Only items that occur in exactly one atom are considered.
     """
     placed = []  # (index of its atom, item), in the order of the paragraph
     for _, item in inventory.paragraph_items:
@@ -1026,8 +1026,8 @@ def _moved_item(inventory: _Inventory, atoms: Sequence[str], text: str) -> str:
 
 
 def _anchors(atoms: Sequence[str], text: str, ignored: set[str]) -> list[int | None]:
-    """For each atom where in a text the first word stands that no other atom has,
-    `None` when there is no such word.
+    """For each atom, the place in a text of the first word that no other atom has; `None` when
+    there is no such word.
     """
     stems_by_atom = [set(stems(atom)) for atom in atoms]
     atoms_with_stem = Counter(chain.from_iterable(stems_by_atom))
@@ -1085,8 +1085,8 @@ def _marks_without_negation(text: str) -> set[Mark]:
 def _home_sentences(
     subject: frozenset[str], sentence_subjects: Sequence[frozenset[str]]
 ) -> list[int]:
-    """The indices of the sentences that say an atom with this subject:
-    the closest, and all that have the whole of it.
+    """The indices of the sentences that state an atom with this subject: the closest one, and all
+    that have the whole subject.
     """
     homes = set(_closest_sentences(subject, sentence_subjects))
     for i, sentence_subject in enumerate(sentence_subjects):

@@ -62,12 +62,12 @@ class Questionnaire(Book[ItemT, RowT]):
     """One person's answers about these items, with all that is needed to ask for them.
 
     Raises `ValueError` for repeated items, and `DataError` for answers that were given for a
-    different text. A subclass sets the attributes below, and gives `texts`, `parse` and `card`.
+    different text. A subclass sets the attributes below, and defines `texts`, `parse` and `card`.
     """
 
     choices: Sequence[
         tuple[str, Any, str]
-    ]  # keys, of which the first has a button; what they decide; in a word
+    ]  # keys (only the first has a button), what they decide, and the word for it
     unit: str = "item"  # what one place is called
     place_fields: Sequence[str] = ()  # number fields of an answer that say which place of the item
     hash_fields: tuple[str, str] = (
@@ -463,8 +463,8 @@ class KeySession(Walk):
         return self.drafts.get(self.place, self.label.note if self.label else "")
 
     def write(self, note: str) -> None:
-        """Take a note: saved at once where there is a decision,
-        kept for the coming one otherwise.
+        """Take a note. It is saved at once if there is a decision; otherwise it is kept until there
+        is one.
         """
         self.drafts[self.place] = note
         if self.label is not None and self.decide(getattr(self.label, self.book.says)):
@@ -552,7 +552,9 @@ def _common_length(first: str, second: str) -> int:
 
 
 def typed(old: str, new: str) -> str:
-    """The keys that made one text of a field from another; none where text was only taken out."""
+    """The keys that turned the old text of a field into the new one; none if text was only
+    removed.
+    """
     start = _common_length(old, new)
     end = _common_length(old[start:][::-1], new[start:][::-1])
     inserted = start + end == len(old)
@@ -572,7 +574,7 @@ class KeyPage(WidgetPage):
         import ipywidgets as w
 
         self._drawing = False
-        self._emptied = ""  # what stood in the field of keys when it was emptied
+        self._emptied = ""  # the text in the field of keys when it was emptied
         self._emptying: asyncio.TimerHandle | None = None
         self._note = w.Text(description="note", placeholder="optional", continuous_update=False)
         words = dict(self.session.words)

@@ -48,8 +48,8 @@ def compact(value: str) -> str:
 
 @dataclass(frozen=True)
 class RedactionRule:
-    """One kind of thing to be replaced: where it stands in a text, and when two of them are the
-    same.
+    """One kind of thing to be replaced: where it occurs in a text, and when two of its finds are
+    the same.
     """
 
     name: str
@@ -63,15 +63,17 @@ class RedactionRule:
     needed: Callable[[str], object] = bool  # a quick test of what every find needs
 
     def spans(self, text: str) -> list[Span]:
-        """Where it finds something, in order; of several that begin together the longest first."""
+        """Where it finds something, in order; of several finds that begin at the same place, the
+        longest comes first.
+        """
         if not self.needed(text):
             return []
         return sorted(self.find(text), key=lambda span: (span[0], -span[1]))
 
 
 def value_span(match: Any) -> Span:
-    """What of a match is to be replaced: its first group that took part and whose name begins with
-    `value`, or all of it.
+    """The part of a match that is to be replaced: its first matched group whose name begins with
+    `value`, or else all of it.
     """
     return next(
         (
@@ -86,8 +88,8 @@ def value_span(match: Any) -> Span:
 def pattern_rule(
     name: str, pattern: str, label: str = "", flags: int = 0, seeks: str = ""
 ) -> RedactionRule:
-    """A rule from a regular expression; where a group took part whose name begins with `value`,
-    only that is replaced.
+    """A rule from a regular expression; if a group whose name begins with `value` matched, only
+    that group is replaced.
     """
     compiled = re.compile(pattern, flags)
     return RedactionRule(
@@ -120,8 +122,8 @@ def joined(name: str, label: str, seeks: str, *rules: RedactionRule) -> Redactio
 
 
 def only_with(rule: RedactionRule, needed: Callable[[str], object]) -> RedactionRule:
-    """The rule, applied to texts alone that have what every find of it needs: a quick test that
-    spares most texts a slow search, and changes nothing that is found.
+    """The rule, applied only to texts that have what every find needs. This quick test spares most
+    texts a slow search and does not change what is found.
     """
     return replace(rule, needed=needed)
 
@@ -145,8 +147,9 @@ def _with_any(*parts: str) -> Callable[[str], bool]:
 
 
 def shortest_parts(words: Iterable[str]) -> tuple[str, ...]:
-    """The words in which no other one of them occurs: a text with any of the words has one of
-    these."""
+    """The words that contain no other word of the list; a text with any word of the list has one of
+    these.
+    """
     shortest: list[str] = []
     for word in sorted(set(words), key=lambda word: (len(word), word)):
         if not any(shorter in word for shorter in shortest):
@@ -158,7 +161,7 @@ _HYPHENS = frozenset("\u2010\u2011\u2012\u2013\u2212\ufe63")
 _MIDDLE_DOTS = frozenset("\u2022\u2027\u2219\u22c5\u30fb\uff65")
 _UNSEEN = frozenset(
     ("\u034f", "\u20e3", *map(chr, range(0xFE00, 0xFE10)))
-)  # joins and picks forms, and has no form
+)  # characters that join others or choose their form, and cannot be seen
 
 
 @cache
@@ -199,7 +202,8 @@ def as_seen(text: str) -> tuple[str, Sequence[int]]:
     """The text as it looks, in plain characters, and the place in the text of each of them.
 
     Where Chinese, Japanese, Korean or Thai letters meet Latin ones or figures, a blank is put
-    between them, as a reader would see a new word there; its place is that of what follows.
+    between them, as a reader would see a new word there; its place is that of the character that
+    follows.
     """
     if text.isascii():
         return text, range(len(text))
@@ -235,7 +239,7 @@ class Redaction:
 
 @lru_cache(maxsize=64)
 def _marks_of(labels: tuple[tuple[str, bool], ...]) -> re.Pattern[str]:
-    """What finds the placeholders of rules with these labels, numbered or not."""
+    """A pattern for the placeholders of rules with these labels, numbered or not."""
     patterns = sorted({re.escape(label) + r" \d+" * is_numbered for label, is_numbered in labels})
     return re.compile(rf"(\[(?:{'|'.join(patterns)})\])")
 
@@ -249,7 +253,8 @@ class _Row:
         self, rules: Sequence[RedactionRule], texts: Sequence[str], clean: dict[str, None]
     ):
         self.rules = rules
-        self.clean = clean  # texts in which no rule finds anything, but for that of the user
+        # texts in which no rule finds anything, except perhaps the rule for the user
+        self.clean = clean
         self.places = Counter()
         self.numbers = {}
         self.replaced_values: dict[str, RedactionRule] = {}
@@ -277,7 +282,7 @@ class _Row:
         return f"[{rule.label} {self.numbers[key][0]}]" if rule.numbered else f"[{rule.label}]"
 
     def replace(self, text: str, rule: RedactionRule, find: Callable[[str], list[Span]]) -> str:
-        if "[" not in text and text.isascii():  # no placeholder, and as it looks
+        if "[" not in text and text.isascii():  # no placeholder, and the text looks as it was typed
             return self._marked(text, text, range(len(text)), rule, find)
         parts = self.marks.split(text)
         for i in range(0, len(parts), 2):  # the odd ones are placeholders
@@ -328,7 +333,9 @@ class _Row:
         return texts
 
     def _remember(self, texts: Iterable[str]) -> None:
-        """Keep short texts in which nothing was found: a store gives the same memory many times."""
+        """Keep short texts in which nothing was found, because a store returns the same memory many
+        times.
+        """
         if len(self.clean) > _MOST_CLEAN:
             self.clean.clear()
         self.clean.update((text, None) for text in texts if len(text) < 2000)
@@ -338,7 +345,7 @@ _MOST_CLEAN = 50_000
 
 
 def _finder_of_word(value: str) -> Callable[[str], list[Span]]:
-    """What finds a value wherever it stands as a word of its own."""
+    """A function that finds a value wherever it is a word of its own."""
     whole = re.compile(rf"(?<!\w){re.escape(value)}(?!\w)", re.I)
     return lambda text: [match.span() for match in whole.finditer(text)]
 
@@ -349,7 +356,8 @@ def redact_row(
     """The texts of one row with placeholders; the same value has the same placeholder in all of
     them.
 
-    `clean` has texts in which these rules are known to find nothing, and takes in further ones.
+    `clean` has texts in which these rules are known to find nothing, and further such texts are
+    added to it.
     """
     texts = [unicodedata.normalize("NFC", text) for text in texts]
     row = _Row(rules, texts, {} if clean is None else clean)
@@ -439,7 +447,9 @@ _has_dot = _with_any(
 
 
 def _may_have_mail(text: str) -> bool:
-    """Whether a text has something for the sign of an address, and something for its dot."""
+    """Whether a text has something that can mean the @ of an address, and something that can mean
+    its dot.
+    """
     if "@" in text or not text.isascii():
         return True
     has_at = _AT_WORD(text) or " At " in text or " aT " in text or _has_at(text)
@@ -522,7 +532,7 @@ _PROFILES = (
     r"|reddit\.com/u(?:ser)?|bsky\.app/profile|threads\.(?:net|com)|snapchat\.com/add|twitch\.tv"
     r"|keybase\.io|steamcommunity\.com/id|about\.me|linktr\.ee|paypal\.me"
 )
-# of a server of Mastodon, but no scope of packages
+# a handle on a server of Mastodon, but not a scope of packages
 _OF_SERVER = (
     r"://(?![^\s/]*(?:npm|unpkg|jsdelivr|esm|skypack|jsr|deno|cdn))[^\s/@]+"
     r"/@(?P<value_of_server>\w[\w.-]*\w)(?!\w|/[a-z])"
@@ -537,7 +547,7 @@ _PACKAGES = frozenset(_listed("packages")) | sys.stdlib_module_names
 
 
 def is_decorator(text: str, start: int, end: int) -> bool:
-    """Whether what stands here in a text, from its @ on, belongs to a program and not to a
+    """Whether the text between these positions, from its @ on, belongs to a program and not to a
     person.
     """
     name = text[start + 1 : end]
@@ -610,7 +620,7 @@ _UNCLEAR = re.compile(
             rf"{_DAY} {_MONTH} {_YEAR}",
             r"\d-\d(?: \d-\d)+",  # results of games
             rf"[+-]?\d{{1,3}}[.,]\d{{1,2}}{_RANGE}[+-]?\d{{1,3}}[.,]\d{{1,2}}",
-            r"0 ?- ?\d+(?: \d{3})*",  # from nothing to so many
+            r"0 ?- ?\d+(?: \d{3})*",  # from zero to a number
         ]
     )
     + r")(?![ ./-]{0,3}\d)"
@@ -618,7 +628,7 @@ _UNCLEAR = re.compile(
 )
 
 
-_ROW = re.compile(r"\d[\d ()./:_·•-]{2,}\d").search  # of figures, as a date or a number is
+_ROW = re.compile(r"\d[\d ()./:_·•-]{2,}\d").search  # a row of digits, such as a date or a number
 
 
 _FIGURES_AND_SIGNS = re.compile(r"\d[\d ()./_·•-]{3,}\d").findall
@@ -640,7 +650,8 @@ def _blanked(text: str, pattern: re.Pattern[str]) -> str:
 @lru_cache(maxsize=4096)
 def without_dates(text: str, only_clear: bool = False) -> str:
     """The text with a NUL for each character of a date, a time, a range of them or a measurement
-    that looks like a telephone number; `only_clear` takes those that nothing else can be.
+    that looks like a telephone number; with `only_clear`, only of those that cannot be anything
+    else.
     """
     if only_clear:
         return _blanked(text, _CLEAR)
@@ -649,7 +660,7 @@ def without_dates(text: str, only_clear: bool = False) -> str:
 
 
 def between_dates(rule: RedactionRule, only_clear: bool = False) -> RedactionRule:
-    """The rule applied to what stands between dates, times and ranges (`without_dates`)."""
+    """The rule applied to the text between dates, times and ranges (`without_dates`)."""
     return replace(
         rule,
         find=lambda text: rule.find(without_dates(text, only_clear) if _ROW(text) else text),
@@ -689,8 +700,8 @@ def _is_row_of_numbers(text: str) -> bool:
 
 
 def is_card(text: str) -> bool:
-    """Whether a text is a card number after ISO/IEC 7812, with anything between its 13 to 19
-    digits.
+    """Whether a text is a card number as defined by ISO/IEC 7812, with anything between its 13 to
+    19 digits.
     """
     from stdnum import luhn
 
@@ -704,7 +715,7 @@ def is_card(text: str) -> bool:
 
 
 def is_account(text: str) -> bool:
-    """Whether a text is an account number after ISO 13616, in groups or not."""
+    """Whether a text is an account number as defined by ISO 13616, in groups or not."""
     from stdnum import iban
 
     if text[:2].isalpha() and not _has_accounts(text[:2].upper()):
@@ -734,8 +745,9 @@ def _has_accounts(country: str) -> bool:
 
 
 def _remainder_is_one(account: str) -> bool:
-    """Whether the check digits of ISO 7064 fit, reckoned at once: a quick test before that of
-    stdnum, which looks at the country as well."""
+    """Whether the check digits of ISO 7064 are right, computed directly: a quick test before that
+    of stdnum, which looks at the country as well.
+    """
     figures = "".join(str(int(character, 36)) for character in account[4:] + account[:4])
     return int(figures) % 97 == 1
 
@@ -763,7 +775,9 @@ _has_iban = _with_any("iban")
 
 
 def _may_have_account(text: str) -> bool:
-    """Whether a text has two figures behind a country whose accounts are known, or the word."""
+    """Whether a text has two digits after the code of a country whose accounts are known, or the
+    word IBAN.
+    """
     return _has_iban(text) or any(_has_accounts(country.upper()) for country in _COUNTRY(text))
 
 
@@ -831,7 +845,7 @@ _said_dot = _with_any(*(word for word in _listed("dot") if len(word) > 2))
 
 
 def _may_have_ip(text: str) -> bool:
-    """Whether a text has two colons, or figures and something for a dot."""
+    """Whether a text has two colons, or digits and something that can mean a dot."""
     return text.count(":") > 1 or bool(_DOT_OF_IP(text)) or _said_dot(text)
 
 
@@ -854,7 +868,7 @@ _DATE = (
     r"|\d{1,2}(?P<b>[-./])\d{1,2}(?P=b)(?:\d{4}|\d\d))(?![-./]?\d)"
     r"|0[.,]\d|\+?\d{1,3}\.\d{4,}$"
 )
-# public lines that cost the caller nothing; no person's number begins so
+# public lines that cost the caller nothing; no person's number begins like this
 _FREE_OF_CHARGE = (
     r"(?:\+?1[ ./-]?)?\(?8(?:00|33|44|55|66|77|88)\)?[ ./-]|0800|0808|\+?00?800"
     r"|0120[ -]|400[ -]\d{3,4}[ -]\d{3,4}(?!\d)"  # Japan, China
@@ -862,7 +876,8 @@ _FREE_OF_CHARGE = (
 )
 # Russian mobile numbers with the 8 of calls within the country
 _WITHIN_RUSSIA = r"8[ -]?\(?9\d\d\)?[ -]?\d{3}[ -]?\d\d[ -]?\d\d"
-_LIMITS = ("2147483647", "2147483648", "4294967295", "4294967296")  # of whole numbers in programs
+# limits of whole numbers in programs
+_LIMITS = ("2147483647", "2147483648", "4294967295", "4294967296")
 
 
 def is_phone(text: str) -> bool:
@@ -879,7 +894,7 @@ def is_phone(text: str) -> bool:
         or digits in "012345678901234567890"
         or digits in _LIMITS
         or re.match(_FREE_OF_CHARGE, text)
-        or text.startswith("0000")  # of a person who writes papers (ORCID)
+        or text.startswith("0000")  # the id of an author of papers (ORCID)
         or _is_row_of_numbers(text)
     ):
         return False
@@ -939,7 +954,8 @@ def _is_no_national_phone(text: str, start: int, end: int) -> bool:
     value = text[start:end]
     is_address = re.fullmatch(r"\d{1,3}(?:\.\d{1,3}){3}", value) or text[end : end + 1] == "/"
     is_version = "." in value and _BEFORE_VERSION.search(text[max(0, start - 20) : start])
-    is_call = value.startswith("(") and text[:start][-1:].isalnum()  # of a function in a program
+    # a call of a function in a program
+    is_call = value.startswith("(") and text[:start][-1:].isalnum()
     is_public = re.match(_FREE_OF_CHARGE, value)
     return bool(is_address or is_version or is_call or is_public) or is_counted(text, start, end)
 
@@ -975,12 +991,12 @@ _WORD = re.compile(r"[^\W\d]+").findall
 
 @lru_cache(maxsize=64)
 def figure_words(text: str) -> int:
-    """How many words of a text say a figure."""
+    """How many words of a text name a digit."""
     return sum(map(_FIGURES.__contains__, _WORD(_lowered(text))))
 
 
 def _is_no_row_of_figures(text: str) -> bool:
-    """Whether words for figures are fewer than seven figures, or only count up or down."""
+    """Whether the words for digits make fewer than seven digits, or only count up or down."""
     words = _WORD(text)
     figures = [_FIGURES[word] for word in words if word in _FIGURES]
     count = len(figures) + words.count("double") + 2 * words.count("triple")
@@ -1125,7 +1141,7 @@ def is_encoded(token: str) -> bool:
     if len(token) < 12 or (token != body and len(token) % 4):
         return False
     if re.fullmatch("[A-Z_-]+|[a-z_-]+", body):
-        return False  # a name with an equals sign behind it
+        return False  # a name with an equals sign after it
     try:
         plain = base64.b64decode(
             body + "=" * (-len(body) % 4),
@@ -1158,14 +1174,14 @@ def is_random(token: str) -> bool:
             and len({*letters}) > 5
             and min(digits, upper + lower) > 3
         )
-    if re.fullmatch(r"[A-Z2-7]{16,}", token):  # Base32, as of authenticators
+    if re.fullmatch(r"[A-Z2-7]{16,}", token):  # Base32, as authenticator apps use it
         return digits >= 2 and turns(token) >= 3
     if len(letters) < 16 or not digits:
         return False
     words = [
         run for run in re.findall("[A-Z]?[a-z]{2,}", token) if re.search("[aeiouy]", run.lower())
     ]
-    worded = sum(map(len, words)) / len(letters)  # the share of what may be words
+    worded = sum(map(len, words)) / len(letters)  # the share of letters that may form words
     if upper and lower:
         return worded <= 0.55 and turns(letters) >= 0.22 * len(letters)
     return (
@@ -1240,9 +1256,7 @@ _TAIL = ".!?)]}>*:"  # what ends a sentence more often than a password
 
 
 def secret_kind(name: str) -> str:
-    """Whether a name, of a variable or in a text, is one of a "password" or of a "key"; "" for
-    neither.
-    """
+    """Whether a name, of a variable or in a text, names a "password" or a "key"; "" for neither."""
     words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
     while words and words[-1] in _PLACES:
         words.pop()
@@ -1263,8 +1277,8 @@ def secret_kind(name: str) -> str:
 def is_secret_value(
     value: str, kind: str, sign: str = "=", spaced: bool = False, ends: bool = True
 ) -> bool:
-    """Whether a value without quotation marks, behind a name of this kind and a sign, is a secret;
-    `ends`: nothing follows it in its sentence.
+    """Whether a value without quotation marks, after a name of this kind and a sign, is a secret;
+    `ends` says that nothing follows it in its sentence.
     """
     if (
         len(value) < 3
@@ -1305,7 +1319,7 @@ _ELSEWHERE = re.compile(  # an option, an element of XML, a variable that is set
     rf"|<(?P<tag>[A-Za-z][\w.-]{{1,40}})>\s*(?P<value_tag>[^<\s]{{3,}})\s*</"
     r"|(?<!\S)-p ?(?P<value_p>(?=\S*\d)(?=\S*[A-Za-z])[^\s:/=]{6,})"
     r"|\b(?P<variable>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s+(?P<value_variable>(?=\S*\d)[^\s:=]{6,})"
-    # commands that take a password at a place of its own: of Windows, of SQL, of Unix
+    # commands of Windows, SQL and Unix that take a password at a fixed place
     rf"|(?i:\bnet +use +[^\n|]{{0,200}}?/user:\S+ +(?P<value_net>(?![/*]){_BARE}{{3,}}))"
     rf"|(?i:\bnet +use +[^\n|/]{{0,120}}?\\\\\S+ +(?P<value_share>(?![/*]){_BARE}{{3,}}) +/user:)"
     rf"|(?i:\bnet +user +\S+ +(?P<value_account>(?![/*])(?=\S*[\d!@#$%^&+=]){_BARE}{{4,}}))"
@@ -1329,7 +1343,7 @@ def _assigned_spans(text: str) -> Iterator[Span]:
     at = 0
     while match := _ASSIGNED.search(text, at):
         kind = secret_kind(match["name"])
-        if not kind and match["name"].lower().endswith("key"):  # of any service
+        if not kind and match["name"].lower().endswith("key"):  # the key of any service
             run = _RUN.match(text, match.end())
             value = match["quoted"] or (run[0].rstrip(_TAIL) if run else "")
             kind = "key" if is_random(value) else ""
@@ -1365,8 +1379,8 @@ _HEADING = re.compile(r"[\"']?[^\W\d]?[\w.-]*(?: [\w.()-]+){0,2}[\"']?")
 
 
 def _secret_columns(line: str) -> tuple[str, dict[int, str]]:
-    """The sign between the cells of a line, and the kind of secret that a cell names, by its place;
-    no kind where the line is no heading of a table.
+    """The sign between the cells of a line, and for each cell that names a secret, its place and
+    the kind of secret; no kinds if the line is not the heading of a table.
     """
     for sign in "|\t;,":
         cells = [cell.strip() for cell in line.split(sign)]
@@ -1377,7 +1391,7 @@ def _secret_columns(line: str) -> tuple[str, dict[int, str]]:
 
 
 def _column_spans(text: str) -> Iterator[Span]:
-    """What stands in a table (of Markdown, or with commas, semicolons or tabs) below a name of a
+    """The cells of a table (in Markdown, or with commas, semicolons or tabs) below the name of a
     secret.
     """
     if "\n" not in text or not _may_name_secret(text):
@@ -1421,8 +1435,8 @@ _SIGN_OR_OPTION = re.compile(
 
 
 def _may_have_password(text: str) -> bool:
-    """Whether a text has a sign, an option or a command behind which a password may stand, or lines
-    and the name of a secret, as a table has.
+    """Whether a text has a sign, an option or a command that a password may follow, or lines and
+    the name of a secret, as a table has.
     """
     return bool(_SIGN_OR_OPTION(text) or ("\n" in text and _may_name_secret(text)))
 
@@ -1471,7 +1485,7 @@ _BESIDE = re.compile(
         r"(?:ge?änder\w*|gesetzt|gestellt|umgestellt|changed)\b"
         rf"|\b{_NAMED}\b[^.:\n]{{0,30}}? (?:cambi(?:ó|ad[oa]) (?:a|por)|(?:chang|modifi)ée? en"
         rf"|(?:измен|смен)[её]н\w* на) [\"'`“”„«]?(?P<value_changed_to>{_LIKE_ONE})"
-        # the word behind the value: as my password
+        # the word after the value: as my password
         rf"|(?<!\S)[\"'`“”„«(]?(?P<value_before>(?=\S{{8}}|\S*[_!@#$%^&*+=~-])(?:{_LIKE_ONE}))"
         rf"[\"'`”“»)]? (?:{_either('is')}|as|als|como|comme) "
         rf"(?:(?:{_either('owners')}|the|das|el|le|la) )?(?:(?!no\b|not\b)[^\W\d]+ )?"
@@ -1513,7 +1527,7 @@ def _stated_spans(text: str) -> Iterator[Span]:
             continue
         signed = bool(re.search(r"\d|[_!@#$%^&*+=~]|[a-z][A-Z]|-.*-", value))
         last = bool(re.match(r"\s*(?:[.,;!?)]|$|\n| (?:and|but|und|et|y)\b)", text[end : end + 10]))
-        if match["sign"]:  # other names with a sign are in the rule before
+        if match["sign"]:  # the previous rule covers other names with a sign
             is_secret = match["password"] and (signed or (last and match["sign"] in ":="))
         elif match["password"]:
             is_said = match["said"] and (last or not match["passive"])
@@ -1760,8 +1774,8 @@ def spelling(word: str) -> str:
 
 
 def name_stems(name: str) -> dict[str, bool]:
-    """What of a name, as `spelling` gives it, stands before the endings of its declension; and
-    whether it is all of the name.
+    """The stems of a name, as `spelling` returns it, to which the endings of its declension are
+    added; for each, whether it is the whole name.
     """
     cuts = (
         r"[aeiou]+$",
@@ -1812,7 +1826,8 @@ class _NameList:
         self.unspaced = [word for word in dict.fromkeys(first_words) if _UNSPACED.search(word)]
         self.word_by_spelling: dict[str, str] = {}
         self.word_by_stem: dict[str, tuple[str, bool]] = {}  # and whether the stem is all of it
-        for word in sorted(self.words, reverse=True):  # of words alike the first one stays
+        # of words that are alike, the first one is kept
+        for word in sorted(self.words, reverse=True):
             if len(word) < 3:
                 continue
             self.word_by_spelling[spelling(word)] = word
@@ -1915,7 +1930,7 @@ RULES = (
     RANDOM,
     HANDLE,
 )
-EDITION = "9"  # of the rules; another one when what they find changes
+EDITION = "9"  # of the rules; it changes when what they find changes
 NEVER_LOOKED_FOR = (
     "postal addresses",
     "dates of birth",
@@ -1950,8 +1965,8 @@ class Redactor:
 
     @property
     def hash(self) -> str:
-        """Names these rules: equal for equal rules and as many names; the names themselves are not
-        in it.
+        """A hash of these rules, which is equal for equal rules and the same number of names; the
+        names themselves are not in it.
         """
         return text_hash(
             repr([EDITION, _WORDS, [(rule.name, rule.label, rule.recipe) for rule in self.rules]])
@@ -1967,8 +1982,8 @@ class Redactor:
 
     @property
     def not_looked_for(self) -> list[str]:
-        """What no rule here looks for: names without a list, what was turned off, and what never
-        is.
+        """What no rule here looks for: names if there is no list, what was turned off, and what is
+        never looked for.
         """
         names = [] if "name" in self.looked_for else ["names of people, because no list was given"]
         return [
@@ -1990,7 +2005,7 @@ class Redactor:
         return redact_row(texts, (replace(user_rule, numbered=False), *self.rules), self._clean)
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #2b9c7960
-_SECONDS = 5  # for a pattern of one's own and a text
+_SECONDS = 5  # for a user's pattern and one text
 
 
 def own_rule(entry: object, setting: str) -> RedactionRule:
