@@ -472,9 +472,7 @@ class _Exchange:
     results: list[Turn] = field(default_factory=list)
     memories: list = field(default_factory=list)
     history: list[Turn] = field(default_factory=list)  # as turns, in order
-    store_count: int = (
-        0  # how many of the memories that were there from the beginning count at its time
-    )
+    store_count: int = 0  # how many of the first memories already count at its time
     standing: int = 0  # how many memories there were at the end of the answer
     searched: bool = False
     edits: list[MemoryEdit] = field(default_factory=list)
