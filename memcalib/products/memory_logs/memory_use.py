@@ -273,9 +273,7 @@ def _more_than_others(
         others_chances = chances.sum() - chances[index]
         rate_of_all = (counts.sum() - counts[index] + 1) / (others_chances + 2)  # never zero
         compared = others.drop(index, errors="ignore")
-        hits = (
-            counts[compared].sum() + 2 * rate_of_all
-        )  # pulled towards the rate of all memories if there are few answers
+        hits = counts[compared].sum() + 2 * rate_of_all  # pulled to the rate of all if few count
         rate = max(rate_of_all, hits / (chances[compared].sum() + 2))
         p_values.append(float(binom.sf(counts[index] - 1, chances[index], min(rate, 1.0))))
     tests = len(table) - len(candidates)
