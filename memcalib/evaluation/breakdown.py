@@ -376,9 +376,7 @@ def _differences_of_asked(
 ) -> dict[str, dict[str, Any]]:
     """A row of `compare` for each metric of tables without gaps; all NaN where these are empty."""
     differences = (after - before).to_numpy()
-    differences = np.where(
-        np.abs(differences) < 1e-9, 0.0, differences
-    )  # equal except for rounding
+    differences = np.where(np.abs(differences) < 1e-9, 0.0, differences)  # differ only by rounding
     questions = len(differences)
     single_draw = np.ones((1, questions), np.int64)
     low, high = question_interval(differences[None], single_draw, None, resamples, seed)
@@ -418,9 +416,7 @@ def sign_flip_p(
     observed pattern counts as one of them, so that p is never zero.
     """
     questions = len(differences)
-    observed = (
-        np.abs(differences.sum(axis=0)) - 1e-6
-    )  # sums that are equal except for rounding count
+    observed = np.abs(differences.sum(axis=0)) - 1e-6  # sums that differ only by rounding count
     if questions <= _ALL_PATTERNS:
         bits = np.arange(2**questions)[:, None] >> np.arange(questions)
         signs = 1.0 - 2.0 * (bits & 1)

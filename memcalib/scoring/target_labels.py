@@ -92,9 +92,7 @@ def prediction_powered(
 
     estimate = label_mean + reliance * (judge_mean - judge_mean_in_sample)
     influence = label_influence + reliance * judge_influence
-    correction = sampled_questions / (
-        sampled_questions - 2
-    )  # a mean and the reliance were estimated
+    correction = sampled_questions / (sampled_questions - 2)  # a mean and the reliance were fitted
     variance = correction * (influence**2).sum(axis=0)
     tail = (1 - level) / 2
     half_width = stdtrit(sampled_questions - 1, 1 - tail) * np.sqrt(variance)

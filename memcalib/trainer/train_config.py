@@ -525,10 +525,7 @@ def check_sampler(config: TrainConfig) -> None:
         raise SettingError("sampler", remedy, "'vllm', which is not installed here")
 
 # %% ../../nbs/trainer/01_train_config.ipynb #26ce5e91
-_PACKAGES = {
-    "azure_ml": "azureml-core",
-    "flyte": "flytekit",
-}  # packages that are not named like their logger
+_PACKAGES = {"azure_ml": "azureml-core", "flyte": "flytekit"}  # if it is not the logger's name
 
 
 def check_loggers(report_to: str | list[str]) -> None:
