@@ -219,7 +219,7 @@ def item_html(item: LabelItem) -> str:
 
 # %% ../../../nbs/products/annotation/01_labels.ipynb #8313d704
 class Label(Answer):
-    """One decision of one person about one item; `level` is `None` if the person could not
+    """One decision of one person about one item; `level` is `None` where the person could not
     tell.
     """
 

@@ -236,7 +236,7 @@ Role = Literal["key", "partial", "irrelevant"]
 
 class RoleLabel(Answer):
     """One decision about one sentence (numbered from 1);
-    `role` is `None` if the person could not tell.
+    `role` is `None` where the person could not tell.
     """
 
     sentence: int = Field(ge=1)

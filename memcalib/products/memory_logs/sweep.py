@@ -88,7 +88,7 @@ class PromptSetting(FrozenSettings):
 
 
 class SweepGrid(FrozenSettings):
-    """Which settings are tried in addition to today's."""
+    """Which settings are tried beside today's."""
 
     today: PromptSetting = PromptSetting()
     top_k: tuple[int, ...] = (1, 3, 5, 10)
