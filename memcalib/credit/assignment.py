@@ -111,7 +111,7 @@ def _check_answers(answers: AnswerAdvantages, batch: JudgedBatch) -> None:
 
 
 def _need(rule: CreditRule, **needed: object) -> None:
-    "Raises `ValueError` naming all that a rule needs where one of it is None."
+    "Raises `ValueError` naming everything that a rule needs, if any of it is None."
     if any(value is None for value in needed.values()):
         *names, last = needed
         raise ValueError(f"rule {rule.name!r} needs {', '.join(names)} and {last}")
@@ -124,7 +124,7 @@ def _check_scores(
     scores: Tensor | None,
     thresholds: Thresholds | None,
 ) -> None:
-    "Raises `ValueError` for what a rule needs and has not, and for shapes and values at fault."
+    "Raises `ValueError` if anything that a rule needs is missing, and for wrong shapes and values."
     if rule.reads == LOG_PROBABILITIES:
         _need(rule, full=batch.full, pairs=pairs, scores=scores, thresholds=thresholds)
     elif rule.reads == NOTHING:
@@ -148,7 +148,7 @@ def _check_scores(
 
 
 def _check_units(batch: JudgedBatch, thresholds: Thresholds) -> None:
-    "Raises `ValueError` where sentences are needed and missing, or do not number each token."
+    "Raises `ValueError` if sentences are needed and missing, or do not number each token."
     units = batch.units
     if batch.config.granularity == "sentence":
         if units is None or thresholds.sentence is None:
@@ -184,7 +184,7 @@ def _check_full(batch: JudgedBatch) -> None:
 @dataclass(frozen=True)
 class Credit:
     """Token advantages of the local rows, their means, a flat row of statistics, and
-    what became of each pair."""
+    what happened to each pair."""
 
     # float32, 0 at padding and in answers that are not scored
     advantages: Float[Tensor, "row token"]
@@ -202,7 +202,7 @@ class Credit:
 
 # %% ../../nbs/credit/08_assignment.ipynb #7430a5ed
 def _one_process(values: Tensor) -> Tensor:
-    "What is gathered where there is one process: its own values."
+    "What is gathered if there is one process: its own values."
     return values
 
 
@@ -244,8 +244,8 @@ def credit_of_batch(
     what was read again for each pair: in the paper's rule log-probabilities without the pair's
     atoms.
 
-    Raises `ValueError` for bad input, for what the rule needs and has not, and for what a rule
-    makes of it that cannot be redistributed: the message names the rule and the row.
+    Raises `ValueError` for bad input, for anything that the rule needs and does not have, and for
+    results of the rule that cannot be redistributed: the message names the rule and the row.
     """
     config = batch.config
     rule = config.rule
@@ -296,7 +296,7 @@ def _weights_of_rule(
     scores: Float[Tensor, "pair token"] | None,
     thresholds: Thresholds | None,
 ) -> ChannelWeights | OwnAdvantages:
-    "What the rule of the settings makes of the batch; `ValueError` for what it needs and has not."
+    "What the rule of the settings makes of the batch; `ValueError` if it lacks anything it needs."
     rule = batch.config.rule
     _check_scores(rule, batch, pairs, scores, thresholds)
     assert pairs is not None
@@ -332,8 +332,8 @@ def _with_own(
     batch: JudgedBatch,
     gather: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Advantages of which a share is replaced by a rule's own, these divided by the RMS of their
-    means. `ValueError` naming rule and row for values at fault."""
+    """Advantages, with a share replaced by the rule's own, which are divided by the RMS of their
+    means. `ValueError` naming rule and row for wrong values."""
     rule = batch.config.rule
     if rule.keeps_means:
         raise ValueError(
@@ -378,7 +378,7 @@ def credit_from_rewards(
     gather: Callable[[Tensor], Tensor] | None = None,
     units: Int[Tensor, "local token"] | None = None,
 ) -> Credit:
-    """The whole step on tensors, of which `credit_of_batch` is the second half.
+    """The whole step on tensors; `credit_of_batch` is its second half.
 
     Rows are those of all processes in `rewards`, `group` and `valid`, and those of this process
     (`local`) everywhere else, also in the result. `full` are log-probabilities with the whole

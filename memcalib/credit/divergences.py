@@ -86,7 +86,7 @@ def token_divergences(
     distributions over the next token are compared at each of its tokens. Raises `ValueError` for
     numbers of prompts and answers that differ, an empty prompt, and a temperature that is not
     positive."""
-    # these import accelerate: token credit does without
+    # these import accelerate, which token credit does not need
     from memcalib.credit.logprobs import check_rows, score_responses
     from memcalib.inference.sampling import evaluating, group_sync
 

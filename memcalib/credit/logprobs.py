@@ -128,7 +128,7 @@ class Scorer:
     def portions(
         self, bucket: list[int], first: Sequence[int], last: Sequence[int]
     ) -> Iterator[list[int]]:
-        """The bucket whole where a head reads it, else in pieces whose logits fit;
+        """The whole bucket if a head reads it, else pieces whose logits fit;
         answers reach from `first` to before `last`."""
         if self.head is not None or len(bucket) < 2:
             yield bucket
@@ -174,7 +174,7 @@ def _select(
 
 
 def _widened(values: Tensor, width: int) -> Tensor:
-    "Keys or values, with positions behind the last one up to `width`."
+    "Keys or values, with positions added after the last one up to `width`."
     return torch.nn.functional.pad(values, (0, 0, 0, width - values.shape[2]))
 
 
@@ -228,7 +228,7 @@ def _prefill(scorer: Scorer, bodies: Sequence[Sequence[int]], budget: int) -> _P
 
 
 class _Suffix(NamedTuple):
-    "What a prompt has behind the tokens that it shares with a base."
+    "What a prompt has after the tokens that it shares with a base."
 
     prompt: int
     base: int
@@ -273,7 +273,7 @@ def _prefill_prompts(
     groups: Sequence[PrefixGroup],
     budget: int,
 ) -> tuple[list[int], _Past]:
-    "Prompts in the order in which they lie in the cache, and the cache with its mask."
+    "Prompts in the order in which they are in the cache, and the cache with its mask."
     bases = [bodies[group.base] for group in groups]
     suffixes = []
     for base, group in enumerate(groups):
@@ -300,7 +300,7 @@ class AnswerToScore(NamedTuple):
 
 
 class _CachedJob(NamedTuple):
-    "A job whose prompt lies in a cache; sorted by length, short answers come first."
+    "A job whose prompt is in a cache; sorted by length, short answers come first."
 
     length: int  # of the answer
     row: int  # of the cache
@@ -320,7 +320,7 @@ def _score_answers(
     past: _Past,
     budget: int,
 ) -> dict[int, Tensor]:
-    "What is read of answers whose prompts are encoded: number of the job -> its tokens."
+    "What is read of answers whose prompts are encoded: number of the job -> values of its tokens."
     cache_width = past.filled.shape[1]
     lengths = [cached.length for cached in cached_jobs]
     starts = [0] * len(lengths)
@@ -566,7 +566,7 @@ def score_responses(
     keys = [(tuple(p), tuple(y)) for p, y in zip(prompts, responses, strict=True)]
     scorable = {key for key in keys if key[1] and len(key[0]) + len(key[1]) <= limit}
     several_tokens = [key for key in scorable if len(key[0]) > 1]
-    one_token = [key for key in scorable if len(key[0]) == 1]  # leaves nothing to share
+    one_token = [key for key in scorable if len(key[0]) == 1]  # such a prompt has nothing to share
     scored = {}
 
     def work() -> None:

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 # %% ../../nbs/credit/02_prefix_groups.ipynb #1949c343
 def _shared_with(base: int, agree: Sequence[int]) -> list[int]:
-    "How many tokens each of len(agree) + 1 sorted prompts shares with the base, which counts 0."
+    "How many tokens each of len(agree) + 1 sorted prompts shares with the base (0 for the base)."
     before = np.minimum.accumulate(agree[:base][::-1])[::-1]
     behind = np.minimum.accumulate(agree[base:])
     return [int(count) for count in (*before, 0, *behind)]
@@ -76,8 +76,8 @@ def _common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
 # %% ../../nbs/credit/02_prefix_groups.ipynb #3cc7ff1e
 @dataclass(frozen=True)
 class PrefixGroup:
-    """Prompts with a common beginning: `members` and `base` are positions in the list, `shared`
-    counts tokens in common with the base."""
+    """Prompts with a common beginning: `members` and `base` are positions in the list, and
+    `shared` counts tokens in common with the base."""
 
     base: int
     members: list[int]  # the base among them, with its own length as `shared`
@@ -343,8 +343,8 @@ _FAULTS: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def sharing_faults(model) -> dict[str, str]:
-    """What sharing was refused for so far: way ('cache', 'tree') -> why it is not used,
-    empty where it is."""
+    """Why sharing was refused so far: way ('cache', 'tree') -> the reason, empty if it is
+    used."""
     network, _ = split_model(model)
     return dict(_FAULTS.get(network, {}))
 
@@ -413,7 +413,7 @@ def sharing_fault(
 
 
 def _first_fault(model, fault: Callable[[], str], check: Callable[[], Sequence[Tensor]]) -> str:
-    "What `fault` says, or else what becomes of `check`; running out of memory is raised."
+    "What `fault` says, or else the result of `check`; running out of memory is raised."
     half = model.dtype in (torch.float16, torch.bfloat16)
     half = half or torch.is_autocast_enabled(model.device.type)
     try:
@@ -427,7 +427,7 @@ def _first_fault(model, fault: Callable[[], str], check: Callable[[], Sequence[T
 
 
 def _reason_of_all(reason: str) -> str:
-    "One reason for all processes: a fault if one has it, else agreement if one has it."
+    "One reason for all processes: a fault if any of them found one, else agreement if any agreed."
     reasons = [reason] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(reasons, reason)
     for process_reason in reasons:

@@ -40,7 +40,7 @@ class BlockRule:
 
     hard: bool = False  # its start is a hard boundary, else a soft one
     whole: bool = False  # no boundary inside
-    announces: bool = False  # the start of the next block is no boundary
+    announces: bool = False  # the start of the next block is not a boundary
 
 
 BLOCK_RULES: dict[str, BlockRule] = {
@@ -79,15 +79,15 @@ def _markdown():
 
 
 def _next_visible(text: str, position: int) -> int:
-    """Where the next visible character stands, at a position or after it;
-    the length of the text where there is none."""
+    """Where the next visible character is, at a position or after it;
+    the length of the text if there is none."""
     match = _VISIBLE.search(text, position)
     return match.start() if match else len(text)
 
 # %% ../../nbs/credit/04_sentences.ipynb #5b23d27d
 def blocks(text: str) -> list[TextBlock]:
     """The blocks of an answer (CommonMark with tables) in their order;
-    an item comes before what it holds."""
+    an item comes before its contents."""
     line_starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
     last_line = len(line_starts) - 1
     read: list[TextBlock] = []
@@ -165,7 +165,7 @@ _BEFORE_COLON = regex.compile(r"(?m)^[ \t>*_]*(\p{Lu}[^:\n*_]{0,40})(?:\*\*|__)?
 
 
 def speakers(text: str) -> frozenset[str]:
-    """Names that stand on lines of their own, without a colon, and are recognised as speakers."""
+    """Names that are on lines of their own, without a colon, and are recognised as speakers."""
     line_counts = Counter(line.strip(" \t>*_") for line in text.splitlines())
     name_lines = [line for line in line_counts if _NAME.fullmatch(line) and not line.endswith(".")]
     before_colon = set(_BEFORE_COLON.findall(text)) if name_lines else set()
@@ -227,19 +227,19 @@ class Outline:
 
     starts: dict[int, bool] = field(default_factory=dict)  # boundaries, and whether each is hard
     joined: set[int] = field(default_factory=set)  # no boundaries, whatever else says so
-    alone: set[int] = field(default_factory=set)  # hard boundaries around a line that stands alone
+    alone: set[int] = field(default_factory=set)  # hard boundaries around a line on its own
     prose: list[tuple[int, int]] = field(default_factory=list)  # where to look for sentences
     whole: list[tuple[int, int]] = field(default_factory=list)  # where not to cut
 
     def start(self, position: int, hard: bool = False) -> None:
-        """Add a boundary; one that was hard stays so."""
+        """Add a boundary; a hard one stays hard."""
         self.starts[position] = self.starts.get(position, False) or hard
 
 # %% ../../nbs/credit/04_sentences.ipynb #0bf2e52a
 class _Line(NamedTuple):
     start: int
     text: str
-    after: int  # where the next visible character behind it stands
+    after: int  # where the next visible character after it is
 
 
 def _lines(text: str, block: TextBlock) -> list[_Line]:
@@ -282,7 +282,7 @@ def outline(text: str) -> Outline:
     """The outline of an answer in Markdown; plain text is paragraphs."""
     plan = Outline()
     names = speakers(text)
-    announced_level = None  # how deep the block before lies, where it announces this one
+    announced_level = None  # the level of the block before, if it announces this one
     for block in blocks(text):
         rule = BLOCK_RULES[block.kind]
         plan.start(block.start, rule.hard)
@@ -361,7 +361,7 @@ def is_abbreviated(word: str, following: str) -> bool:
 
 # %% ../../nbs/credit/04_sentences.ipynb #b7fbe210
 def settle(text: str, position: int) -> int:
-    """The position moved behind closing marks and emoji of the sentence before,
+    """The position, moved past closing marks and emoji of the sentence before
     to the next visible character."""
     if 0 < position < len(text) and not text[position - 1].isspace():
         closing = _CLOSING.match(text, position)
@@ -377,7 +377,7 @@ def settle(text: str, position: int) -> int:
 
 # %% ../../nbs/credit/04_sentences.ipynb #418c5883
 def punctuated(text: str) -> list[int]:
-    """Where a sentence starts by punctuation alone, the first one left out."""
+    """Where sentences start according to punctuation alone, without the first one."""
     starts = []
     for match in _END.finditer(text):
         start = settle(text, match.end())
@@ -445,7 +445,7 @@ def boundaries(text: str, sentences: Sentences) -> Boundaries:
 
 # %% ../../nbs/credit/04_sentences.ipynb #7ad9f6f8
 def _before_quote_marks(text: str, position: int) -> int:
-    """Where the line starts, if only marks of a quote stand before the position;
+    """Where the line starts, if there are only quote marks (`>`) before the position;
     otherwise the position itself."""
     line_start = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
     if text[line_start:position].strip(" \t>"):
@@ -454,7 +454,7 @@ def _before_quote_marks(text: str, position: int) -> int:
 
 
 def inside_of(spans: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
-    """The question whether a position lies strictly inside one of the spans;
+    """A function that says whether a position is strictly inside one of the spans;
     overlapping spans count as one."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
@@ -482,8 +482,8 @@ _GET_MODEL = f"python -m spacy download {SPACY_MODEL}"
 
 @cache
 def splitter_name() -> str:
-    """`spacy` where it is installed with the model en_core_web_sm, `pysbd` otherwise;
-    a spaCy without the model is warned of."""
+    """`spacy` if it is installed with the model en_core_web_sm, `pysbd` otherwise;
+    warns of a spaCy without the model."""
     from importlib.util import find_spec
 
     if find_spec("spacy") is None:
@@ -552,7 +552,7 @@ def _pysbd() -> Sentences:
 def sentence_splitter(name: str = "") -> Sentences:
     """The splitter of this name, or the best installed.
 
-    Raises `ValueError` for an unknown name, `ModuleNotFoundError` saying what to install where
+    Raises `ValueError` for an unknown name, `ModuleNotFoundError` saying what to install if
     spaCy or its model is missing.
     """
     name = name or splitter_name()
@@ -579,7 +579,7 @@ def _spacy_model():
 
 # %% ../../nbs/credit/04_sentences.ipynb #c0512559
 def _visible_start(text: str, span: tuple[int, int]) -> int:
-    """Where the first visible character of a token stands; its end where it shows nothing."""
+    """Where the first visible character of a token is; the token's end if it has none."""
     start, end = span
     return end - len(text[start:end].lstrip())
 
@@ -630,7 +630,7 @@ _EMPTY_LINE = re.compile(r"\n[ \t]*\n$")
 
 
 def mark_cost(text: str, position: int) -> float | None:
-    """What it costs to cut before the character at `position`, as far as line ends and marks show;
+    """What it costs to cut before the character at `position`, judging by line ends and marks;
     `None` between plain words."""
     before = text[max(position - 24, 0) : position]
     bare = before.rstrip(" \t")

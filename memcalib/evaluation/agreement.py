@@ -71,8 +71,8 @@ def wilson(agreed: int, pairs: int, level: float = 0.95) -> tuple[float, float]:
 def kappa(
     counts: Real[np.ndarray, "... first second"], linear: bool = False
 ) -> Float[np.ndarray, "..."]:
-    """Cohen's kappa of tables of counts, plain or linear-weighted; NaN where no disagreement is to
-    be expected.
+    """Cohen's kappa of tables of counts, plain or linear-weighted; NaN if no disagreement is
+    expected.
 
     Takes one table or a stack of them. Raises `ValueError` for a table that is not square or has
     negative counts.
@@ -145,7 +145,7 @@ def _cell_text(count: int, percent: float) -> str:
 # %% ../../nbs/evaluation/06_agreement.ipynb #02c17be1
 def item_id(judgment: Judgment, atom_id: str) -> str:
     """An opaque name for one atom of one answer: the same under every judge."""
-    *answer, _ = judgment.key  # the last one is the judge
+    *answer, _ = judgment.key  # the last entry is the judge
     return "item-" + text_hash(json.dumps([*answer, atom_id]))
 
 # %% ../../nbs/evaluation/06_agreement.ipynb #a9bd2c9d
@@ -201,7 +201,7 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
 
 # %% ../../nbs/evaluation/06_agreement.ipynb #052d8097
 def allocate(sizes: Sequence[int], n: int) -> list[int]:
-    """How many of `n` draws each cell gives: equal shares, a small cell gives all it has, a
+    """How many of `n` draws come from each cell: equal shares; a small cell gives all its atoms; a
     remainder goes to rare cells.
 
     Raises `ValueError` when `n` is not between 1 and the number of atoms.
@@ -226,8 +226,8 @@ def sample_atoms(
     scheme: Literal["natural", "stratified"] = "natural",
     seed: int = 0,
 ) -> "pd.DataFrame":
-    """`n` scored rows of `judged_atoms` without repeats: `natural` is uniform, `stratified` deals
-    over ideal x judged.
+    """`n` scored rows of `judged_atoms` without repeats: `natural` is uniform, `stratified` divides
+    the draws over ideal x judged.
 
     Adds `scheme`, `cell` (3 x ideal + judged) and `population`, the cell's number of atoms. A
     larger `n` keeps the rows of a smaller one. Raises `ValueError` for an unknown scheme or too
@@ -511,7 +511,7 @@ def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataF
     tables (judge stability).
 
     `methods` counts the rows with both values; with fewer than three, or a constant column, the
-    correlations are NaN. Raises `ValueError` when a method stands twice in a table or the tables
+    correlations are NaN. Raises `ValueError` when a method occurs twice in a table or the tables
     share no method or no column.
     """
     import pandas as pd
@@ -551,10 +551,10 @@ def ranking_agreement(
     """Spearman correlation of two rankings of methods with a 95 % interval; the frames hold a
     metric for each question (row) and method (column).
 
-    Questions are drawn anew, the same for both frames. `same_best` is the percent of draws in which
-    both judges put the same method first, `swapped` the mean number of pairs of methods that they
-    order differently. Raises `ValueError` for frames of other rows or columns, or fewer than three
-    methods.
+    Questions are resampled, the same ones for both frames. `same_best` is the percent of draws in
+    which both judges put the same method first, `swapped` the mean number of pairs of methods that
+    they order differently. Raises `ValueError` for frames of other rows or columns, or fewer than
+    three methods.
     """
     same_rows = first.index.equals(second.index)
     same_columns = first.columns.equals(second.columns)
@@ -604,10 +604,10 @@ def _row_spearman(
 def _swapped_pairs(
     first: Float[np.ndarray, "draw method"], second: Float[np.ndarray, "draw method"]
 ) -> Float[np.ndarray, " draw"]:
-    """How many pairs of methods stand in opposite order in the two rows of a draw."""
+    """How many pairs of methods are in opposite order in the two rows of a draw."""
     first_order = np.sign(first[:, :, None] - first[:, None, :])
     second_order = np.sign(second[:, :, None] - second[:, None, :])
-    return (first_order * second_order < 0).sum((1, 2)) / 2  # each pair stands there twice
+    return (first_order * second_order < 0).sum((1, 2)) / 2  # each pair is counted twice
 
 # %% ../../nbs/evaluation/06_agreement.ipynb #34604337
 def simulated_audits(
@@ -648,10 +648,10 @@ def _share_alike(sample: "pd.DataFrame") -> tuple[float, float, float]:
 
 
 def coverage_table(audits: "pd.DataFrame") -> "pd.DataFrame":
-    """For each measure of repeated audits: the truth, mean of the estimates, where 95 % of them
-    lie, mean width of the intervals.
+    """For each measure of repeated audits: the truth, mean of the estimates, the range of 95 % of
+    them, mean width of the intervals.
 
-    `covered` is the percent of intervals that hold the truth, with its own Wilson bounds.
+    `covered` is the percent of intervals that contain the truth, with its own Wilson bounds.
     """
     import pandas as pd
 

@@ -126,7 +126,7 @@ def by_source(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
     for judgment in judgments:
         source = tuple(getattr(judgment, column) for column in SOURCE)
         groups.setdefault(source, []).append(judgment)
-    naming_columns = [0]  # the model, and what differs besides
+    naming_columns = [0]  # the model, and the columns that differ
     for column in range(1, len(SOURCE)):
         if len({source[column] for source in groups}) > 1:
             naming_columns.append(column)
@@ -137,8 +137,8 @@ def by_source(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #6d3f0a12
 def change_marks(change: "pd.Series", unchanged: float = 0.0) -> "pd.Series":
-    """Of each row of a change in percent of the channels: favourable, unfavourable, or unchanged
-    where it is not larger than `unchanged`; missing stays missing (tab:test-channel-results)."""
+    """For each row of changes of the channels in percent: favourable, unfavourable, or unchanged if
+    the change is not larger than `unchanged`; missing stays missing (tab:test-channel-results)."""
     import pandas as pd
 
     marks = {}
@@ -167,7 +167,7 @@ KINDS: dict[str, str] = {
 
 
 def distractor_kind(atom_id: str, kinds: Mapping[str, str] = KINDS) -> str:
-    """The kind of an atom from the prefix of its id (patterns tried in order); `other` when none
+    """The kind of an atom from the prefix of its id (patterns are tried in order); `other` if none
     fits.
     """
     for kind, pattern in kinds.items():
@@ -331,7 +331,7 @@ def compare(
     """Second minus first on their common questions, over all and by domain: mean difference, its 95
     % bounds, its p.
 
-    All three are about one number, the mean over questions of the paired difference: the bounds
+    All three describe one number, the mean over questions of the paired difference: the bounds
     resample questions, and `p`
     flips the signs of the differences (`sign_flip_p`). With fewer than six questions there are no
     bounds, and p cannot be below 0.06. `p_holm` is `p` corrected for the tests of the table
@@ -362,7 +362,7 @@ def compare(
 def _differences(
     domain: str, before: "pd.DataFrame", after: "pd.DataFrame", resamples: int, seed: int
 ) -> list[dict[str, Any]]:
-    """A row of `compare` for each metric, over the questions about which it asks."""
+    """A row of `compare` for each metric, over the questions to which it applies."""
     rows = {}
     for metrics in asked_together(before.columns):
         is_asked = before[metrics[0]].notna() & after[metrics[0]].notna()
@@ -376,7 +376,7 @@ def _differences_of_asked(
 ) -> dict[str, dict[str, Any]]:
     """A row of `compare` for each metric of tables without gaps; all NaN where these are empty."""
     differences = (after - before).to_numpy()
-    differences = np.where(np.abs(differences) < 1e-9, 0.0, differences)  # equal but for rounding
+    differences = np.where(np.abs(differences) < 1e-9, 0.0, differences)  # differ only by rounding
     questions = len(differences)
     single_draw = np.ones((1, questions), np.int64)
     low, high = question_interval(differences[None], single_draw, None, resamples, seed)
@@ -416,7 +416,7 @@ def sign_flip_p(
     observed pattern counts as one of them, so that p is never zero.
     """
     questions = len(differences)
-    observed = np.abs(differences.sum(axis=0)) - 1e-6  # sums that are equal but for rounding count
+    observed = np.abs(differences.sum(axis=0)) - 1e-6  # sums that differ only by rounding count
     if questions <= _ALL_PATTERNS:
         bits = np.arange(2**questions)[:, None] >> np.arange(questions)
         signs = 1.0 - 2.0 * (bits & 1)
@@ -433,8 +433,8 @@ def sign_flip_p(
 
 
 def holm(p_values: Sequence[float]) -> Float[np.ndarray, " test"]:
-    """p values corrected for their number by Holm's method: to call those below 5 % real is wrong
-    even once in at most one of twenty tables.
+    """p values corrected for their number by Holm's method: if all those below 5 % are called real,
+    at most one table in twenty contains any error.
     """
     p = np.asarray(p_values, float)
     order = np.argsort(p, kind="stable")
@@ -448,7 +448,7 @@ def with_holm(table: "pd.DataFrame") -> "pd.DataFrame":
     """A table of differences with `p_holm`, its `p` corrected over all rows of a test family.
 
     A metric without a test family is corrected over its own rows. Where there is only one domain,
-    its rows repeat those over all and are not counted again. Rows without p are no tests.
+    its rows repeat those over all and are not counted again. Rows without p do not count as tests.
     """
     over_all = (table["domain"] == "all").to_numpy()
     metrics = metric_table()

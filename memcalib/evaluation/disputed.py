@@ -26,7 +26,7 @@ DisputedAtoms = Mapping[tuple[str, str], tuple[Level, ...]]
 
 
 def disputed_atoms(examples: Iterable[Example]) -> dict[tuple[str, str], tuple[Level, ...]]:
-    """(example id, atom id) -> the acceptable levels, of atoms with an alternative level or marked
+    """(example id, atom id) -> the acceptable levels, for atoms with an alternative level or marked
     `disputed`.
     """
     disputed = {}

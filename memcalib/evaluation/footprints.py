@@ -45,10 +45,10 @@ def is_footprint(judgment: Judgment) -> bool:
 
 
 class FootprintJudge(Judge):
-    """A judge of answers for which no ideal levels are known: it asks another one, blind, and marks
-    what it says.
+    """A judge of answers for which no ideal levels are known: it asks another judge, blind, and
+    marks that judge's results.
 
-    Raises `ValueError` for an `LLMJudge` that is not blind, since it would be shown levels that
+    Raises `ValueError` for an `LLMJudge` that is not blind, because it would be shown levels that
     nobody wrote down.
     """
 
@@ -64,7 +64,7 @@ class FootprintJudge(Judge):
 
     @property
     def totals(self) -> Any:
-        """What the calls of the judge that is asked amount to."""
+        """The usage of the judge that is asked."""
         return getattr(self.inner, "totals", None)
 
     def session(self) -> AbstractAsyncContextManager:
@@ -72,7 +72,7 @@ class FootprintJudge(Judge):
         return self.inner.session() if isinstance(self.inner, Judge) else super().session()
 
     def anew(self) -> "FootprintJudge":
-        """The same of the judge that is asked, which asks again about what stayed unscored."""
+        """The same with the judge that asks again about answers that stayed unscored."""
         return FootprintJudge(self.inner.anew() if isinstance(self.inner, Judge) else self.inner)
 
     async def ajudge(
@@ -130,8 +130,8 @@ def footprint_frame(judgments: Iterable[Judgment], examples: Iterable[Example]) 
 
 
 def memory_frame(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """One row for each memory text of a `footprint_frame`: in how many answers it stood, left a
-    trace, decided, and was unscored.
+    """One row for each memory text of a `footprint_frame`: in how many answers it was in the
+    prompt, left a trace, decided, and was unscored.
     """
     import pandas as pd
 

@@ -67,7 +67,7 @@ _MESSAGE_TYPES = {
 
 
 def _chat_messages(messages: Iterable[Mapping[str, str]]) -> list[ChatMessage]:
-    """Messages of role and content as Inspect has them."""
+    """Messages of role and content in Inspect's form."""
     return [_MESSAGE_TYPES[message["role"]](content=message["content"]) for message in messages]
 
 
@@ -137,7 +137,7 @@ class InspectClient(Client):
 
 # %% ../../nbs/evaluation/08_inspect.ipynb #65f67f44
 def _asked(scores: list[SampleScore]) -> list[SampleScore]:
-    """The scores of answers that the metric asks about."""
+    """The scores of answers to which the metric applies."""
     return [score for score in scores if not math.isnan(score.score.as_float())]
 
 
@@ -229,7 +229,7 @@ def footprint(
 
 
 async def _judge_state(judge: LLMJudge, state: TaskState, text: str) -> tuple[Judgment, str]:
-    """The judgment of the answer that a state holds, and the answer; unscored where it was
+    """The judgment of the answer in a state, and the answer; unscored if it was
     withheld.
     """
     example = Example.model_validate(state.metadata["example"])
@@ -309,7 +309,7 @@ def memory_use(
 # %% ../../nbs/evaluation/08_inspect.ipynb #3a587e3e
 def judgments_in_log(path: str | Path) -> Iterator[Judgment]:
     """The judgments of an Inspect log, with the seeds that the task was given; unscored ones
-    too.
+    are included.
     """
     log = read_eval_log(str(path))
     seeds = seeds_of(log.eval.task_args.get("seeds", "42,43,44"))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def counted_singly(
     judgments: Sequence[Judgment], members: Mapping[tuple[str, str], int]
 ) -> list[Judgment]:
-    """The judgments with each merged atom as often as it has wordings; `members` is how many
-    others, by example and atom id.
+    """The judgments with each merged atom as often as it has wordings; `members` says how many
+    other wordings there are, by example and atom id.
     """
     expanded = []
     for judgment in judgments:
@@ -39,7 +39,7 @@ def merged_table(
     judgments: Sequence[Judgment], members: Mapping[tuple[str, str], int]
 ) -> "pd.DataFrame":
     """The metrics of each source with merged memories counted once, and one by one; no row
-    where nothing was merged or scored.
+    if nothing was merged or scored.
     """
     import pandas as pd
 

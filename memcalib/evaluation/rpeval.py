@@ -50,7 +50,7 @@ RPEVAL_LEVELS: dict[Level, str] = {
 }
 
 _LETTERS = {level.wire: level for level in Level}  # in files of several preferences a row
-_WORDS = {  # in files of one
+_WORDS = {  # in files of one preference a row
     "ignore": Level.IGNORE,
     "忽略偏好": Level.IGNORE,
     "support": Level.BOUND,
@@ -63,8 +63,8 @@ _WORDS = {  # in files of one
 
 # %% ../../nbs/evaluation/07_rpeval.ipynb #01200707
 def _read_rows(path: Path) -> list[Any]:
-    """The rows of a file, unchecked; raises `DataError` for one that is no JSON array with a
-    row.
+    """The rows of a file, unchecked; raises `DataError` for a file that is not a JSON array with at
+    least one row.
     """
     try:
         rows = json.loads(path.read_bytes().decode("utf-8-sig"))
@@ -236,7 +236,7 @@ def load_rpeval(path: str | Path, setting: str | None = None) -> list[Example]:
 
 
 def _row_faults(row: object, setting: _Setting) -> list[Violation]:
-    """What is wrong with a row; its labels are looked at where its fields are right."""
+    """What is wrong with a row; its labels are checked only if its fields are right."""
     if not isinstance(row, dict):
         return [Violation("row", repr(row), "an object")]
     return list(_field_rules(row, setting)) or list(_label_rules(row, setting))
@@ -247,8 +247,8 @@ def preference_statistics(examples: Sequence[Example]) -> dict[str, int]:
     counts.
     """
     level_counts: Counter[Level] = Counter()
-    targets: dict[tuple[str, str], set[Level]] = {}  # of each question and preference
-    row_counts: Counter[tuple[str, ...]] = Counter()  # of each question with all its preferences
+    targets: dict[tuple[str, str], set[Level]] = {}  # by question and preference
+    row_counts: Counter[tuple[str, ...]] = Counter()  # by question with all its preferences
     for example in examples:
         level_counts.update(example.levels.values())
         row_counts[example.question, *sorted(atom.text for atom in example.atoms)] += 1

@@ -60,13 +60,14 @@ class FunctionBackend:
                 text = await asyncio.to_thread(self.function, request.messages)
             if not isinstance(text, str):
                 raise TypeError(f"the model returned {short_repr(text)}; allowed: a string")
-        except Exception as error:  # noqa: BLE001 - whatever it raises is a failed answer
+        except Exception as error:  # noqa: BLE001 - any error is a failed answer
             return request.rollout(finish_reason="error", error=f"{type(error).__name__}: {error}")
         return request.rollout(text)
 
 
 def _as_backend(model: "Endpoint | Backend | ModelFunction") -> Backend:
-    """What asks a model; raises `TypeError` with what to pass instead for a name alone."""
+    """The backend that asks a model; raises `TypeError` for a name alone, with what to pass
+    instead."""
     if isinstance(model, str):
         raise TypeError(
             f"model: found the string {model!r}; allowed: mc.Endpoint(model={model!r}) for "
@@ -82,7 +83,7 @@ def _as_backend(model: "Endpoint | Backend | ModelFunction") -> Backend:
 
 
 def _is_answer(row: object) -> bool:
-    """Whether a row carries an example and a response to it."""
+    """Whether a row contains an example and a response to it."""
     return isinstance(row, Mapping) and "response" in row and "example" in row
 
 
@@ -91,7 +92,7 @@ def _answers_of_rows(
 ) -> tuple[list[Example], list[Rollout]]:
     """Examples and answers of rows with example (an `Example`, or its record), model and response.
 
-    Raises `DataError` for a row without one of them, and for a record at fault.
+    Raises `DataError` for a row without one of them, and for a faulty record.
     """
     examples: dict[str, Example] = {}
     rollouts = []
@@ -131,11 +132,11 @@ def _answers_of_rows(
 def existing_answers(
     source: "ExampleSource | pd.DataFrame", log: Mapping[str, Any] | None = None
 ) -> tuple[list[Example], list[Rollout]]:
-    """The examples and answers that a source carries.
+    """The examples and answers in a source.
 
     That is a folder with examples.jsonl and rollouts.jsonl; rows or a frame with example, model and
     response; or a log, a file or rows, which `log` describes (map, consent, model and the rest of
-    `LogPlan` in `products.memory_logs`). Of a log what does not enter is said in a warning. Raises
+    `LogPlan` in `products.memory_logs`). A warning says what is left out of a log. Raises
     `DataError` and `FileNotFoundError`.
     """
     if isinstance(source, str | Path) and Path(source).is_dir():
@@ -162,8 +163,8 @@ def _judge_existing(
     judge: "JudgeLike | Endpoint",
     out: str | Path | None,
 ) -> list[Judgment]:
-    """Have answers judged that exist; where the ideal levels of any are unknown, blind, and
-    marked.
+    """Have existing answers judged. If the ideal levels of any are unknown, the judge is blind and
+    the judgments are marked.
     """
     unknown = not all(map(has_levels, examples))
     of_log = any(rollout.settings.get("source") == "log" for rollout in rollouts)
@@ -183,7 +184,8 @@ def _judge_existing(
 
 
 def _check_judge(judge: object) -> None:
-    """Raises `TypeError` with what to pass instead for what is no judge, such as a name alone."""
+    """Raises `TypeError` for anything that is not a judge, such as a name alone, with what to
+    pass."""
     if not isinstance(judge, Endpoint) and not callable(judge):
         raise TypeError(
             f"judge: found {short_repr(judge)}; allowed: mc.Endpoint(model=...), a Judge, or a "

@@ -32,7 +32,7 @@ WRONG_STANCES: dict[str | None, tuple[Stance, ...]] = {
 
 
 def is_wrong_stance(stance: Stance | None, action: str | None) -> bool:
-    """Whether an answer does with a memory what it must not; false where no stance was asked
+    """Whether an answer does with a memory what it must not do; false if no stance was asked
     for.
     """
     return stance in WRONG_STANCES.get(action, WRONG_STANCES[None])
@@ -50,7 +50,7 @@ def actions_of(examples: Iterable[Example]) -> dict[tuple[str, str], str | None]
 def wrong_stances(
     judgment: Judgment, actions: Mapping[tuple[str, str], str | None]
 ) -> list[AtomJudgment]:
-    """The used atoms of an answer with which it does what it must not."""
+    """The used atoms with which an answer does what it must not do."""
     wrong = []
     for atom in judgment.atoms:
         action = actions.get((judgment.example_id, atom.atom_id))
@@ -65,7 +65,7 @@ def stance_table(
     """For each source: used atoms, those with a stance, percent of each stance and of wrong ones,
     and percent of answers with a wrong one.
 
-    No row for a source of which no stance was asked.
+    A source for which no stance was asked has no row.
     """
     import pandas as pd
 

@@ -151,7 +151,7 @@ class Side:
     @cached_property
     def contents(self) -> dict[str, str]:
         """Example id -> hash of its content as the rows or examples.jsonl know it;
-        an empty text where neither does.
+        an empty text if neither does.
         """
         example_hashes = self.run.example_hashes or {}
         contents = {}
@@ -163,7 +163,7 @@ class Side:
     @cached_property
     def facts(self) -> dict[str, ExampleFacts]:
         """Example id -> what distinguishes it, from examples.jsonl or a baseline's questions.jsonl;
-        empty where neither knows every example of this side.
+        empty if neither knows every example of this side.
         """
         examples_file = self.run.folder / "examples.jsonl"
         facts_file = self.run.folder / QUESTIONS_FILE
@@ -235,8 +235,8 @@ def _sides_of(run: RunData) -> list[Side]:
 
 
 def _label(side: Side, others: Sequence[Side]) -> str:
-    """The side's name; with the end of its folder where another folder has the name too, and with
-    its judge where its own folder has.
+    """The side's name; with the end of its folder if another folder also has the name, and with its
+    judge if another side of its own folder has the name.
     """
     namesakes = [other for other in others if other.name == side.name]
     elsewhere = [other.path for other in namesakes if other.path != side.path]
@@ -279,8 +279,8 @@ def check_judges(sides: Sequence[Side], any_judge: bool = False) -> list[str]:
 
 
 def _versions(sides: Sequence[Side], times_and_scores: bool) -> list[dict[str, str]]:
-    """For each side example id -> what must be alike: the content where every side knows it, else
-    question, atoms and ideal levels.
+    """For each side, example id -> what must be equal: the content if every side knows it,
+    otherwise question, atoms and ideal levels.
     """
     if not times_and_scores and all(side.facts for side in sides):
         versions = []
@@ -298,7 +298,7 @@ def check_sides(
     any_judge: bool = False,
     times_and_scores: bool = True,
 ) -> tuple[set[str], list[str]]:
-    """The ids of the examples to compare on, and notes on what is not alike;
+    """The ids of the examples to compare on, and notes on differences;
     raises `ValueError` for an unfair comparison.
 
     Without `times_and_scores` those of memories may differ.
@@ -364,7 +364,7 @@ def _unlike(
 # %% ../../nbs/report/08_comparison.ipynb #2863e488
 @dataclass
 class Comparison:
-    """Sides of a comparison, the first one the baseline, and what was found."""
+    """The sides of a comparison, the first of which is the baseline, and what was found."""
 
     sides: list[Side]
     scores: "pd.DataFrame"
@@ -460,7 +460,8 @@ def _shift(correction: Correction) -> float:
 
 def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
     """A note for each difference in SCS that the judge's errors shift by more than its size, and
-    for each side of which that is not known.
+    for
+    each side for which that is not known.
 
     What counts is the shift of the difference: errors that both sides share cancel.
     """
@@ -491,7 +492,7 @@ def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
 
 
 def _run_notes(sides: Sequence[Side]) -> list[str]:
-    """What of the run folders could not be used."""
+    """What could not be used in the run folders."""
     runs = {id(side.run): side.run for side in sides}
     notes = []
     for run in runs.values():
@@ -500,7 +501,7 @@ def _run_notes(sides: Sequence[Side]) -> list[str]:
 
 
 def _protocol_notes(sides: Sequence[Side]) -> list[str]:
-    """In what the runs were not made alike."""
+    """How the runs were made differently."""
     protocols = {side.label: dict(protocol(side.run)) for side in sides}
     notes = []
     for name in ("Seeds", "Sampling", "Judge settings", "Software"):

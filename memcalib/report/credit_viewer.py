@@ -76,12 +76,12 @@ ENDS = {
     "m": ("less credit", "more credit"),
     "q": ("weight", ""),
     "d": ("less likely with the atoms", "more likely with the atoms"),
-    "signal": ("signal", ""),  # in the place of d, where it is never below 0
+    "signal": ("signal", ""),  # instead of d, if the signal is never below 0
 }
 
 
 def colour_legend(measure: str, scale: float) -> dict[str, Any]:
-    """Texts of the two ends of a measure's colours, `scale` being the strongest,
+    """Texts for the two ends of a measure's colours (`scale` is the strongest value),
     and whether there is a side below 0."""
     low, high = ENDS[measure]
     if measure in ("q", "signal"):
@@ -109,7 +109,7 @@ _HOVER_FORMATS = {"d": "+.4f", "q": ".4f", "m": ".3f"}
 
 
 def _hover_text(advantage: float | None, credited: Mapping[str, Any], position: int) -> str:
-    "The numbers of one token: its final advantage, and of a channel d, q and m where it has them."
+    "The numbers of one token: its final advantage, and d, q and m of a channel that has them."
     words = ["not scored" if advantage is None else f"final {advantage:+.4f}"]
     for name, form in _HOVER_FORMATS.items():
         numbers = credited.get(name)
@@ -181,7 +181,7 @@ def credit_html(
 
 
 def _panel(trace: Mapping[str, Any], channel: str | None, measure: str) -> dict[str, Any]:
-    "One coloured answer with its legend: by a channel, or (None) by all of them together."
+    "One coloured answer with its legend, for one channel or (None) for all channels together."
     from markupsafe import Markup
 
     spans, scale = heat_spans(trace, channel, measure)
@@ -385,13 +385,13 @@ class TraceViewer:
 
 
 def _step_of(path: Path) -> int:
-    "The step of a trace file, from its name."
+    "The step of a trace file, from the file's name."
     _, _, number = path.stem.partition("-")
     return int(number.partition("-")[0])
 
 
 def _choose(dropdown: "Dropdown", options: list[tuple[str, str | int]]) -> None:
-    "Give a dropdown new options; what was chosen stays chosen where it is among them."
+    "Give a dropdown new options; the old choice is kept if it is among them."
     chosen = dropdown.value
     values = [value for _, value in options]
     dropdown.options = options
@@ -431,8 +431,8 @@ def pick_answers(
     """(step, row) of up to `limit` answers, in order: those with most localized channels;
     with `channel` those where it is localized.
 
-    Of answers that tie for the last places every n-th is taken. Raises `ValueError` when there is
-    none.
+    Among answers that tie for the last places, every n-th is taken. Raises `ValueError` when there
+    is none.
     """
     if limit < 1:
         raise ValueError(f"limit is {limit}; it must be at least 1")
@@ -510,7 +510,7 @@ def _step_views(folder: str | Path, chosen: Sequence[tuple[int, int]]) -> list[d
 
 
 def _shown_text(frame: "pd.DataFrame", shown: int, channel: str | None) -> str:
-    "Which answers of a frame stand on a page that shows so many of them."
+    "Which answers of a frame are on a page that shows this many of them."
     answers = int(frame["channel"].isna().sum())
     if answers <= shown:
         return "All are shown."
@@ -524,7 +524,7 @@ def _shown_text(frame: "pd.DataFrame", shown: int, channel: str | None) -> str:
 
 
 def _page_facts(frame: "pd.DataFrame") -> dict[str, str]:
-    "Method, mode where there is one, steps and number of pairs of a frame."
+    "Method, mode if there is one, steps and number of pairs of a frame."
 
     def values(column: str) -> str:
         return ", ".join(sorted(map(str, frame[column].dropna().unique())))

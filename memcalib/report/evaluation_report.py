@@ -227,7 +227,7 @@ def second_judge(run: RunData) -> "dict[str, pd.DataFrame]":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #b7f30a02
 def _with_texts(reasons: Sequence[str], example: Example | None, most: int = 70) -> list[str]:
-    """The reasons with the first words of each memory in the place of its atom's id, where the
+    """The reasons with the first words of each memory in place of its atom's id, if the
     example is there.
     """
     texts = {atom.atom_id: atom.text for atom in example.atoms} if example else {}
@@ -277,7 +277,7 @@ def _reason_text(reasons: Sequence[str], most: int = 3) -> str:
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #2fe48c75
 def _of_log(run: RunData) -> bool:
-    """Whether the answers stood in a log, so that no model was asked."""
+    """Whether the answers come from a log, so that no model was asked."""
     return bool(run.parameters.get("log"))
 
 
@@ -352,7 +352,7 @@ def _powered_of(estimates: "pd.DataFrame", name: str) -> PredictionPowered | Non
     )
 
 
-# Stands beside every corrected value, in files of tables and results as well.
+# Shown beside every corrected value, in files of tables and results as well.
 ASSUMES = (
     "the judge makes the same errors in these answers as in its exam; this value and the estimate "
     "from labels of a "
@@ -379,7 +379,7 @@ class Correction:
 
     name: str
     table: "pd.DataFrame"  # of `corrected_score`
-    withheld: str  # empty where all conditions of `why_withheld` hold
+    withheld: str  # empty if all conditions of `why_withheld` hold
     labelled: bool  # whether labels of a sample of these answers gave an estimate
 
     @property
@@ -426,8 +426,8 @@ def corrections(run: RunData) -> list[Correction]:
 def _without_doubtful(
     run: RunData, table: "pd.DataFrame", powered: PredictionPowered | None
 ) -> "pd.DataFrame":
-    """The table without corrected values of metrics beside the six for which the conditions do not
-    hold. Those of the six are shown together or not at all.
+    """The table without the corrected values of further metrics for which the conditions do not
+    hold. The values of the six metrics are shown together or not at all.
     """
     why_withheld = exam_in_reports().why_withheld
     beside = [name for name in table["metric"] if name not in METRICS]
@@ -741,7 +741,7 @@ def _judge_settings(judgments: Sequence[Judgment]) -> str:
 
 
 def _exam_of(run: RunData, judge: str) -> dict | None:
-    """The exam that the run carries, where it is that of this judge, or of what it was before a
+    """The exam in the run folder, if it is the exam of this judge, or of the judge before a
     change.
     """
     is_own = judge in (run.exam.get("judge"), run.exam.get("judge_now"))
@@ -811,7 +811,7 @@ def _of_all(count: int, whole: int, noun: str, one: str = "", many: str = "") ->
     return f"{start} {one if count == 1 else many}" if many else start
 
 
-_ENDS = {  # reason to end -> what is said of one answer, and of several
+_ENDS = {  # reason to end -> the words for one answer, and for several
     "length": ("was cut off at the token limit", "were cut off at the token limit"),
     "error": ("failed and could not be judged", "failed and could not be judged"),
     "content_filter": (
@@ -967,8 +967,8 @@ def banners(run: RunData) -> list[str]:
 
 
 def _score_notices(table: "pd.DataFrame") -> list[str]:
-    """Models that score below a policy that ignores all memory, or cannot be told from a
-    control.
+    """Models that score below a policy that ignores all memory, or cannot be distinguished from
+    a control.
     """
     ignoring = table.loc[table["model"] == "all Ignore", "SCS"]
     if not len(ignoring):
@@ -1029,9 +1029,9 @@ def model_card(run: RunData, table: "pd.DataFrame") -> str:
 
 
 def _card_text(text: str) -> str:
-    """A line of a card: what stands between two backticks is code, the rest is escaped."""
+    """A line of a card: text between two backticks is code, and the rest is escaped."""
     pieces = text.split("`")
-    if len(pieces) % 2 == 0:  # one is without a partner
+    if len(pieces) % 2 == 0:  # one backtick has no partner
         return markdown_cell(text)
     escaped = []
     for number, piece in enumerate(pieces):
@@ -1041,7 +1041,7 @@ def _card_text(text: str) -> str:
 
 
 def _escaped(piece: str) -> str:
-    """A piece of a line with Markdown's characters escaped, blanks at its ends kept."""
+    """A piece of a line with Markdown's characters escaped; blanks at its ends are kept."""
     before = " " if piece[:1].isspace() else ""
     after = " " if piece[-1:].isspace() and piece.strip() else ""
     return f"{before}{markdown_cell(piece)}{after}"
@@ -1098,8 +1098,8 @@ def _has_scored_atom(judgments: Sequence[Judgment]) -> bool:
 
 
 def _plane(scores: "pd.DataFrame") -> "Figure":
-    """Models and constant policies in the plane of over-use and under-use, from the one control
-    without memory.
+    """Models and constant policies in the plane of over-use and under-use, starting from the
+    control without memory.
     """
     constant = scores["model"].str.startswith("all ") & (scores["condition"] == "control")
     answered = scores[(scores["status"] != "not run") & ~constant]
@@ -1265,7 +1265,7 @@ def _page_values(run: RunData, tables: "Mapping[str, pd.DataFrame]") -> dict[str
     }
 
 
-_HEADLINES = 4  # models whose result the first lines of a page say
+_HEADLINES = 4  # models whose results are in the first lines of a page
 
 
 def headline(row: Mapping[str, Any]) -> str:
@@ -1280,7 +1280,7 @@ def headline(row: Mapping[str, Any]) -> str:
 def _score_values(
     run: RunData, tables: "Mapping[str, pd.DataFrame]", worst_count: int
 ) -> dict[str, Any]:
-    """What the template shows besides where something was scored."""
+    """What the template also shows if something was scored."""
     from markupsafe import Markup
 
     scores = tables["Scores"]
@@ -1308,7 +1308,7 @@ def _score_values(
 
 
 def _stance_of_exam(run: RunData) -> dict[str, Any]:
-    """What the exam of this run's judge says of its stances; empty where it says nothing."""
+    """What the exam of this run's judge says about its stances; empty if it says nothing."""
     is_own = run.exam.get("judge") in run.judges
     return (run.exam.get("stance") if is_own else None) or {}
 
@@ -1332,10 +1332,10 @@ def _why_uncompared(run: RunData) -> str:
 
 
 def _for_page(table: "pd.DataFrame") -> "pd.DataFrame":
-    """A table with the headings of the page, without columns that say nothing there."""
+    """A table with the headings of the page, without columns that are not informative there."""
     if "responses" in table:
         table = table.drop(columns=["seeds", "atoms", "unscored_atoms"])
-    if "" in table:  # the costs: no row of which nothing is recorded
+    if "" in table:  # the costs: without rows for which nothing is recorded
         table = table[(table.iloc[:, 1:] != UNKNOWN).any(axis=1)]
     if "prediction_powered" in table:
         table = table.drop(columns=list(SOURCE))
@@ -1402,7 +1402,7 @@ def evaluation_text(folder: str | Path) -> str:
 
 
 def _second_judge_lines(run: RunData) -> list[str]:
-    """One line on how far the second judge agrees; none without one."""
+    """One line on how far the second judge agrees; empty without a second judge."""
     try:
         tables = second_judge(run)
     except ValueError as error:

@@ -41,8 +41,9 @@ def _plain_text(value: object) -> Any:
 
 
 def _template_text(name: str) -> str | None:
-    """The text of a template: `base.html.j2` is one of this room, and another room's is named with
-    its folder below the package, such as `products/exam/exam.html.j2`. `None` where there is none.
+    """The text of a template: `base.html.j2` is one of this folder, and a template of another
+    folder is named with its path below the package, such as `products/exam/exam.html.j2`. `None` if
+    there is none.
     """
     folder, _, file = name.rpartition("/")
     path = package_data(*(folder or "report").split("/"), "templates", file)
@@ -51,9 +52,9 @@ def _template_text(name: str) -> str | None:
 
 def render_page(template: str, figures: Mapping[str, str] | None = None, **values: Any) -> str:
     """The text of a shipped template with escaped values; `figures` are SVG elements by name.
-    A template outside the report room is named with its folder, `products/exam/exam.html.j2`.
+    A template outside the report folder is named with its path, `products/exam/exam.html.j2`.
 
-    An unknown name in it raises.
+    An unknown name in the template raises an error.
     """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
@@ -90,7 +91,7 @@ def _is_missing(value: object) -> bool:
 
 
 def _value_text(value: object, decimals: int) -> str:
-    """A value of a frame as text; numbers with so many decimals."""
+    """A value of a frame as text; numbers with this many decimals."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         return f"{value:,}"
     if not isinstance(value, float):
@@ -101,7 +102,7 @@ def _value_text(value: object, decimals: int) -> str:
 
 
 def _grid_cell(row: Mapping[str, Any], name: str, decimals: int) -> Cell:
-    """One value with its bounds below it, where the row has them."""
+    """One value with its bounds below it, if the row has bounds."""
     low = row.get(f"{name}_low")
     high = row.get(f"{name}_high")
     note = "" if _is_missing(low) else f"{low:.{decimals}f} to {high:.{decimals}f}"
@@ -132,7 +133,7 @@ def grid_html(
 
 # %% ../../nbs/report/04_page.ipynb #938c6b8e
 def _best_values(measured: "pd.DataFrame") -> dict[str, float]:
-    """The best mean of each metric, where several methods compete."""
+    """The best mean of each metric, if several methods compete."""
     if len(measured) < 2:
         return {}
     best = {}
@@ -153,7 +154,8 @@ NO_INTERVAL = "no interval"
 
 
 def _bounds_note(row: Mapping[str, Any], metric: str) -> str:
-    """The interval of a metric as text; in words where too few questions allow none."""
+    """The interval of a metric as text; a statement in words if there are too few questions for
+    one."""
     low = row[f"{metric}_low"]
     if _is_missing(low):
         return NO_INTERVAL
@@ -322,7 +324,7 @@ def segments(
     """The response cut where quotes start and end, shortened to about `limit` characters around
     them.
 
-    `spans` are the places of each atom's quote and `kinds` its kind of use, by the atom's number.
+    By the atom's number, `spans` are the places of its quote, and `kinds` is its kind of use.
     """
     quotes = []
     for number, quote_spans in spans.items():
@@ -469,7 +471,7 @@ def answer_html(pieces: Sequence[Segment]) -> str:
 
 
 def _sentinels(count: int) -> str:
-    """Every character of private use that so many segments may have."""
+    """Every character of private use that this many segments may need."""
     return _OPEN + _CLOSE + "".join(chr(_FIRST_NUMBER + number) for number in range(count))
 
 # %% ../../nbs/report/04_page.ipynb #9af52456
@@ -553,7 +555,7 @@ def answer_id(row: Any) -> AnswerId:
 
 
 def _readable_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file that can be read; none where there is no file."""
+    """The rows of a file that can be read; none if there is no file."""
     if not file.is_file():
         return
     for _, row in iter_rows(file):
@@ -598,7 +600,7 @@ LONGEST_QUOTE = 4000  # characters that are looked for
 
 
 def _looked_for(quote: str) -> str:
-    """A quote as it is looked for: a very long one by its beginning."""
+    """The text that is searched for a quote: of a very long one, only the beginning."""
     if len(quote) <= LONGEST_QUOTE:
         return quote
     return quote[:LONGEST_QUOTE].rstrip(" .…[(")

@@ -50,8 +50,8 @@ def _metric_values(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]
 
 
 def _corrected_values(corrected: "pd.DataFrame") -> dict[str, Any] | None:
-    """Each metric with the judge's error taken out, and what that assumes, of one row; `None` where
-    none was.
+    """Each metric of one row, corrected for the judge's errors, and what the correction assumes;
+    `None` if none was corrected.
     """
     values: dict[str, Any] = {}
     for row in corrected.to_dict("records"):
@@ -84,7 +84,7 @@ def _estimated_values(run: RunData, estimates: "pd.DataFrame") -> dict[str, Any]
 
 
 def _exam_facts(run: RunData, judge: str) -> dict[str, Any] | None:
-    """What the exam of this judge said, where the run has one."""
+    """What the exam of this judge said, if the run has one."""
     if run.exam.get("judge") != judge:
         return None
     return {
@@ -209,7 +209,7 @@ def read_results(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 def _check_same(
     base: Mapping[str, Any], row: Mapping[str, Any], any_judge: bool, any_data: bool
 ) -> None:
-    """Raises `ValueError` where two results have another judge, or other data, and that was not
+    """Raises `ValueError` if two results have different judges or different data, and this was not
     allowed.
     """
     comparisons = (
@@ -238,8 +238,8 @@ def _check_same(
 
 
 def _difference(base: Mapping[str, float], value: Mapping[str, float]) -> dict[str, float]:
-    """The difference of two independent values with its 95 % interval, from the widths of theirs;
-    without bounds where one has none.
+    """The difference of two independent values with its 95 % interval, from the widths of their
+    intervals; without bounds if one of them has none.
     """
     bounds = (base["low"], base["high"], value["low"], value["high"])
     if None in bounds:

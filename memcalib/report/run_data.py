@@ -71,7 +71,7 @@ def other_name(row: Rollout | Judgment) -> str:
 
 def answer_frame(rollouts: Iterable[Rollout]) -> "pd.DataFrame":
     """One row for each answer without its text: who, how it ended, `characters`, `blank`,
-    `withheld`, `thoughts` (characters taken off), `answered_by` (`other_name`), and usage (NaN
+    `withheld`, `thoughts` (characters removed), `answered_by` (`other_name`), and usage (NaN
     where unknown).
     """
     import pandas as pd
@@ -114,14 +114,14 @@ ROW_FILES = ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl", "judgments2.
 @dataclass
 class RunData:
     """The rows of one run folder, without the texts of examples and answers;
-    a piece that does not exist is `None`.
+    a part that does not exist is `None`.
     """
 
     folder: Path
     judgments: list[Judgment] | None = None
     second_judgments: list[Judgment] | None = None
     answers: "pd.DataFrame | None" = None  # `answer_frame`
-    changed_answers: int = 0  # that are no longer the text that was judged
+    changed_answers: int = 0  # whose text is no longer the one that was judged
     # The different settings of the answers, 20 at most.
     settings: list[dict] = field(default_factory=list)
     example_hashes: dict[str, str] | None = None  # example id -> hash of its content
@@ -142,7 +142,7 @@ class RunData:
     actions: dict[tuple[str, str], str | None] = field(default_factory=dict)
     # How many other memories are judged as one with an atom, by example and atom id.
     members: dict[tuple[str, str], int] = field(default_factory=dict)
-    # what of the folder could not be used, and which other models answered
+    # what could not be used in the folder, and which other models answered
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -293,7 +293,7 @@ _Git = TypedDict("_Git", {"commit": str | None}, total=False)  # noqa: UP013
 
 
 class _Manifest(TypedDict, total=False):
-    """What reports read of a manifest, and of which type it must be."""
+    """The fields of a manifest that reports read, with their types."""
 
     usage: dict[str, _Totals | None] | None
     session: dict[str, _Totals | None] | None
@@ -503,7 +503,7 @@ def _rows_file(run: RunData, name: str) -> Path | None:
 
 
 def _read_noted(run: RunData, name: str) -> dict:
-    """The object of a JSON file without what is not as it should be, each with a note."""
+    """The object of a JSON file without its faulty fields, each of which gets a note."""
     file = run.folder / name
     try:
         document = read_json_object(file)
@@ -527,7 +527,7 @@ def exam_in_reports() -> Any:
 
 
 def _leave_out_unread_parts(run: RunData) -> None:
-    """Take parts that cannot be read out of the exam, with a note of the first fault."""
+    """Remove parts that cannot be read from the exam, with a note of the first fault."""
     if not run.exam.get("parts"):
         return
     try:
@@ -540,10 +540,10 @@ def _leave_out_unread_parts(run: RunData) -> None:
 def _remove_fault(
     run: RunData, name: str, document: dict, path: Sequence[int | str], message: str
 ) -> None:
-    """Take the value at which a fault lies out of the document, with a note."""
+    """Remove the faulty value from the document, with a note."""
     parent = document
     keys = [path[0]]
-    for key in path[1:]:  # down to the deepest part of the path that is there
+    for key in path[1:]:  # down to the deepest existing part of the path
         value = parent.get(keys[-1])
         if isinstance(value, dict) and key in value:
             parent = value
@@ -556,12 +556,12 @@ def _remove_fault(
 
 # %% ../../nbs/report/01_run_data.ipynb #f3bda389
 def _check_versions(run: RunData) -> None:
-    """Raises `DataError` for a row about an example that is not there, or is another version."""
+    """Raises `DataError` for a row about an example that is missing, or has another version."""
     examples_torn = torn_line(run.folder / "examples.jsonl") > 0
     for name, example_id, version in _example_versions(run):
         expected = run.example_hashes.get(example_id)
         if expected is None and examples_torn:
-            continue  # it may have been the torn line
+            continue  # it may have been in the incomplete line
         if expected is None:
             _refuse_row(
                 run,

@@ -276,7 +276,7 @@ def reasons_table(
 def _failures(
     judgments: Iterable[Judgment], answers: "pd.DataFrame | None"
 ) -> Iterable[tuple[str, str, str]]:
-    """(what failed, reason, example id) of each failed answer,
+    """(what failed, reason, example id) for each failed answer,
     unscored answer and unscored atom.
     """
     if answers is not None:
@@ -442,7 +442,7 @@ def _cost_column(usage: "pd.DataFrame", totals: Mapping[str, Any]) -> dict[str, 
 
 
 def _sum_text(values: "pd.Series", form: str = "{:,.0f}") -> str:
-    """The sum of what is known, saying how many that is where some are not."""
+    """The sum of the known values; says how many are known if some are not."""
     recorded = values.dropna()
     if recorded.empty:
         return UNKNOWN
@@ -504,7 +504,7 @@ def flat_headings(table: "pd.DataFrame") -> list[str]:
 
 
 def _leading_number(cell: object) -> float:
-    """The number that a cell begins with, as printed; NaN where it begins with none."""
+    """The number that a cell begins with, as printed; NaN if it begins with no number."""
     match = re.match(r"[+-]?\d+(\.\d+)?", str(cell))
     return float(match[0]) if match else np.nan
 
@@ -688,7 +688,7 @@ def write_tables(
     than `LONGEST_PRINTED` rows; names become file names of letters and digits. CSV files have no
     marks, and headings of one line.
 
-    `captions` by name stand in the LaTeX and Markdown files and, so that the CSV files stay plain,
+    `captions` by name are in the LaTeX and Markdown files and, so that the CSV files stay plain,
     in captions.csv beside them. Raises `ValueError` for a caption without a table.
     """
     for name in captions:
@@ -721,7 +721,8 @@ def write_tables(
 
 
 def _add_captions(file: Path, captions: Mapping[str, str]) -> Path:
-    """Write captions, by file name of their table, beside those that the file holds already."""
+    """Write captions, by file name of their table, in addition to those that are already in the
+    file."""
     import pandas as pd
 
     by_table: dict[str, str] = {}

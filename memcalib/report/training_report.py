@@ -146,7 +146,7 @@ def run_summary(run: RunData) -> str:
     )
 
 # %% ../../nbs/report/06_training_report.ipynb #3ad0b40d
-NOT_SLICES = ("Results", "Differences", "Failures")  # tables with a place of their own on the page
+NOT_SLICES = ("Results", "Differences", "Failures")  # tables with their own section of the page
 
 
 def _report_tables(run: RunData, results: "pd.DataFrame | None") -> "dict[str, pd.DataFrame]":

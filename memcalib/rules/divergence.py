@@ -16,8 +16,8 @@ from .counterfactual import CounterfactualRule
 
 # %% ../../nbs/rules/05_divergence.ipynb #a0b50006
 class DivergenceRule(CounterfactualRule):
-    """Credit by how far the policy's next-token distributions with and
-    without a channel's atoms lie apart, in nats."""
+    """Credit by how far apart the policy's next-token distributions with and
+    without a channel's atoms are, in nats."""
 
     reads = DIVERGENCES
     signed = False

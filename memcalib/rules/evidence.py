@@ -194,7 +194,7 @@ class EvidenceRule(CreditRule[EvidencePairs]):
     counted = COUNTED
 
     def pairs(self, batch: JudgedBatch) -> EvidencePairs:
-        """Every channel that holds atoms but A+, with the tokens that show them."""
+        """Every channel with atoms except A+, with the tokens that show them."""
         answers = batch.answers
         units = batch.units
         assert answers is not None and units is not None
@@ -250,7 +250,7 @@ class EvidenceKlRule(EvidenceRule):
     reads = DIVERGENCES
 
     def placed_by_divergence(self, batch: JudgedBatch) -> Bool[Tensor, "row channel"] | None:
-        """All that may be moved."""
+        """All pairs that may be moved."""
         return self.opens(batch).cpu()
 
     def rereading(self, atoms: float) -> Rereading:
@@ -268,7 +268,7 @@ EVIDENCE_KL = EvidenceKlRule()
 
 def _judged_texts(answers: JudgedAnswers) -> tuple[list[str], list[np.ndarray]]:
     """The texts that were judged, and for each the character at which each token ends;
-    no text where it is not in the decoded one."""
+    no text if the decoded text does not contain it."""
     decoded, ends = decode_rows(answers.tokenizer, answers.ids)
     if answers.texts is None:
         return decoded, ends

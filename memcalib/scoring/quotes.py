@@ -19,7 +19,7 @@ _FOLDED_CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No"
 
 
 class _FoldTable(dict):
-    """For `str.translate`: code point -> what is compared of it, filled as characters come."""
+    """For `str.translate`: code point -> what is compared, filled in as characters occur."""
 
     def __missing__(self, code: int) -> str:
         """What remains of a character: its compatibility decomposition without case,
@@ -73,7 +73,7 @@ _FIRST_EAST_ASIAN = "\u2e80"  # from here on one character can be a word
 
 
 def _is_content_word(word: str) -> bool:
-    """Whether a word says something: no function word, and no single Latin letter."""
+    """Whether a word has content: it is neither a function word nor a single Latin letter."""
     if word in _FUNCTION_WORDS:
         return False
     return len(word) > 1 or word.isdigit() or word > _FIRST_EAST_ASIAN
@@ -91,7 +91,7 @@ def quote_pieces(quote: str) -> list[str]:
 
 # %% ../../nbs/scoring/02_quotes.ipynb #7a71439e
 def quote_places(pieces: Sequence[str], folded: str) -> list[tuple[int, int]] | None:
-    """Where the pieces of a quote stand in a folded text, one after the other: (start,
+    """Where the pieces of a quote are in a folded text, one after the other: (start,
     end) of each, or `None`."""
     spans = []
     previous_end = 0
@@ -105,7 +105,7 @@ def quote_places(pieces: Sequence[str], folded: str) -> list[tuple[int, int]] | 
 
 
 def grounded(quotes: Sequence[str], response: str) -> list[bool]:
-    """For each quote, whether its pieces stand in the response in order; a quote
+    """For each quote, whether its pieces occur in the response in order; a quote
     without a content word does not."""
     folded = fold(blanked(response))
     return [quote_places(quote_pieces(quote), folded) is not None for quote in quotes]
@@ -115,8 +115,8 @@ class _FoldedResponse:
     """A response, its folded text, and the way back from a place in the folded text to
     the character it came from.
 
-    The response is folded in stretches of so many characters, so that only the stretch in
-    which a place lies is counted through letter by letter.
+    The response is folded in stretches, so that only the stretch that contains a place is
+    counted letter by letter.
     """
 
     def __init__(self, response: str, stretch: int):
@@ -148,8 +148,8 @@ class _FoldedResponse:
         return self.text[index - 1].isalnum() and self.text[index].isalnum()
 
     def every_span(self, piece: str, first: int) -> list[tuple[int, int]]:
-        """The spans of all occurrences of a piece, of which the first starts at `first`;
-        only those of whole words, where there is one."""
+        """The spans of all occurrences of a piece; the first one starts at `first`. If there is an
+        occurrence in whole words, only such occurrences count."""
         spans = []
         start = first
         while start >= 0:
@@ -167,8 +167,8 @@ class _FoldedResponse:
 def locate(
     quotes: Sequence[str], response: str, stretch: int = 1024, every: bool = False
 ) -> list[list[tuple[int, int]]]:
-    """For each quote the places of its pieces in the response, (first character, one
-    past the last); none when it is not grounded.
+    """For each quote, the places of its pieces in the response, (first character, one
+    past the last); empty if it is not grounded.
 
     `every` returns all places of a quote in one piece, instead of the first.
     """
@@ -186,8 +186,8 @@ def locate(
 
 # %% ../../nbs/scoring/02_quotes.ipynb #71975b98
 def evidence_spans(judgment: Judgment, response: str) -> dict[str, list[tuple[int, int]] | None]:
-    """Characters of the response in which each atom shows: empty where it left no
-    trace, `None` where no quote of it is in the response."""
+    """Characters of the response in which each atom shows up: empty if it left no
+    trace, `None` if no quote of it is in the response."""
     stated_spans: dict[str, list[tuple[int, int]]] = {}
     only_quoted = []  # atoms with a quote that was not looked up when they were judged
     for atom in judgment.atoms:

@@ -332,7 +332,7 @@ def draw_answers(
 
 
 def _place_in_draw(seed: int, key: AnswerKey) -> str:
-    """Answers are drawn in the order of these: it does not depend on which others there are."""
+    """Answers are drawn in the order of these hashes, whatever other answers there are."""
     return text_hash(f"draw {seed} {key}")
 
 
@@ -365,10 +365,10 @@ def extend_draw(
     seed: int = 0,
     rollouts: Iterable[Rollout] = (),
 ) -> list[TargetLabel]:
-    """The rows of a draw from a run that had not come to its end, carried on over the answers that
-    came since: whatever stands before the last drawn answer in the order of drawing is drawn, too.
+    """The rows of a draw from an unfinished run, extended to the answers that came later: every
+    answer that comes before the last drawn one in the order of drawing is drawn, too.
 
-    Levels that are given stay. Raises `ValueError` for a seed that is not that of the draw, and
+    Existing levels are kept. Raises `ValueError` for a seed that is not that of the draw, and
     `DataError` for a label of an answer that the run does not have.
     """
     judgments = list(judgments)
@@ -464,7 +464,7 @@ def _answer_faults(
     answer: AnswerAtoms,
     answer_hashes: Mapping[AnswerKey, str],
 ) -> list[Violation]:
-    """What of the labels of one answer does not fit this answer."""
+    """The labels of one answer that do not fit this answer."""
     violations = []
     first = rows[0]
     if first.example_hash and answer.example_hash and first.example_hash != answer.example_hash:

@@ -37,7 +37,7 @@ def judge_object(name: str) -> JudgeLike:
 
 
 def _judge_name(name: str) -> str:
-    """The name of a judge that is there; raises `ValueError` for others."""
+    """The name of a judge that exists; raises `ValueError` for any other name."""
     if is_added_judge(name):
         return name
     if ":" not in name:
@@ -74,7 +74,7 @@ def make_judge(
 
 # %% ../../nbs/settings/02_judges.ipynb #c4689996
 JUDGED_TOKENS = (30, 70)  # assumed length of a judge's reply: a frame, and a line for each atom
-QUOTED_TOKENS = 2  # measured: what a line grows by when every place is quoted, and not one
+QUOTED_TOKENS = 2  # measured: how much a line grows if every place is quoted, not one
 
 
 def judge_reply_tokens(atoms: float, every_quote: bool = False) -> float:

@@ -193,7 +193,7 @@ class DriftMonitor:
         self.last = {name: deque[float](maxlen=steps) for name in limits}
 
     def update(self, row: Mapping[str, Any]) -> list[str]:
-        """Take in a row; one message for each number that has just passed its limit."""
+        """Add a row; returns one message for each number that has just passed its limit."""
         messages = []
         for name in self.limits:
             message = self._update(name, row.get(name), row.get("step"))
@@ -202,7 +202,7 @@ class DriftMonitor:
         return messages
 
     def _update(self, name: str, value: float | None, step: int | None) -> str | None:
-        """Take in a number of a step; a message when it has just passed its limit."""
+        """Add a number of a step; returns a message if it has just passed its limit."""
         if value is None or not math.isfinite(value):
             return None
         first = self.first[name]
@@ -606,7 +606,7 @@ _LOGPS = {
 
 
 class FiniteGuard(TrainerCallback):
-    """Ends the run with `Diverged`, on all processes, where a loss, gradient,
+    """Ends the run with `Diverged`, on all processes, if a loss, gradient,
     log-probability or weight is not finite."""
 
     def __init__(self, trainer: GRPOTrainer):

@@ -343,7 +343,7 @@ def token_stats(
     """Mean and percentiles of token rewards in nats,
     and `agreement`: the overlap of student and teacher, in [0, 1].
 
-    All of them are NaN where the mask is empty.
+    All of them are NaN if the mask is empty.
     """
     values = rewards[mask].double()
     if not len(values):
@@ -402,7 +402,7 @@ def load_teacher(name: str, student: PreTrainedModel) -> PreTrainedModel:
 
 def _frozen_teacher(trainer: CreditTrainer) -> PreTrainedModel | None:
     """A teacher of its own, ready for the trainer's devices;
-    None where the trainer holds its weights already."""
+    None if the trainer already has its weights."""
     has_adapter = hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config")
     if trainer.config.teacher:
         model = load_teacher(trainer.config.teacher, trainer.model)
@@ -423,7 +423,7 @@ def _frozen_teacher(trainer: CreditTrainer) -> PreTrainedModel | None:
 @dataclass
 class DistillationStats:
     """Numbers of a rollout batch for its step row;
-    it stands where other methods keep their credit."""
+    it takes the place of the other methods' credit."""
 
     stats: dict[str, float] = field(default_factory=dict)
 

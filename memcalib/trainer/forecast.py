@@ -82,7 +82,7 @@ def resolved(
 
 
 def _typed_settings(method: str, settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What `--set` says of a method's settings,
+    """What `--set` says about a method's settings,
     in the types of the settings: under the method's name, and in the shared part."""
     content = with_settings({}, settings)
     of_method = (content.get("methods") or {}).get(method) or {}
@@ -94,7 +94,7 @@ def _typed_settings(method: str, settings: Sequence[str]) -> dict[str, dict[str,
 def _source_in_recipe(
     name: str, parts: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
 ) -> str | None:
-    """Who set a setting that stands in a recipe, None where it does not.
+    """Who set a setting that is in a recipe, None if it is not.
     `parts` are of the recipe, with what `--set` says of each."""
     for source, (settings, typed) in parts.items():
         if name not in settings:
@@ -118,8 +118,8 @@ SAMPLED = 200  # examples that are rendered
 
 @dataclass(frozen=True)
 class Texts:
-    """How many examples there are; of prompts mean and greatest length (None: unknown), mean atoms,
-    mean of a judge's and a teacher's prompt."""
+    """The number of examples, mean and greatest length of prompts (None: unknown), mean number of
+    atoms, mean length of a judge's and of a teacher's prompt."""
 
     examples: int
     prompt: float
@@ -133,7 +133,7 @@ class Texts:
 # %% ../../nbs/trainer/11_forecast.ipynb #a522b09f
 def _local_examples(recipe: Recipe, split: str) -> tuple[int, list[Example]] | None:
     """How many examples a split has, and the first `SAMPLED` of them;
-    None where no file on this machine holds them."""
+    None if no file on this machine contains them."""
     world = recipe.data.world
     if world is not None:
         count = getattr(world, split)
@@ -154,7 +154,7 @@ def _method(config: MethodConfig) -> str:
 
 
 def _local_folder(recipe: Recipe, config: MethodConfig) -> Path | None:
-    """The folder of the model that a method begins with, None where it is not on this machine."""
+    """The folder of the model that a method begins with, None if it is not on this machine."""
     option, start = recipe.begins(_method(config))
     try:
         folder = Path(weights_path(start.model, f"{option}.model"))
@@ -193,8 +193,8 @@ def _has_teacher(config: MethodConfig) -> bool:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #ba91092d
 def measure_texts(recipe: Recipe, config: MethodConfig) -> Texts:
-    """What the recipe's examples look like, measured where they are on
-    this machine and assumed where they are not."""
+    """What the recipe's examples look like, measured if they are on
+    this machine and assumed if they are not."""
     validation = _validation_count(recipe)
     train = _local_examples(recipe, "train")
     if train is None:
@@ -237,7 +237,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _validation_count(recipe: Recipe) -> int:
-    """How many validation examples there are; assumed where their file is not on this machine."""
+    """How many validation examples there are; assumed if their file is not on this machine."""
     validation = _local_examples(recipe, "validation")
     if validation is not None:
         count, _ = validation
@@ -246,7 +246,8 @@ def _validation_count(recipe: Recipe) -> int:
 
 
 def _assumed_texts(recipe: Recipe, config: MethodConfig, validation: int) -> Texts:
-    """What is assumed of examples that are not on this machine: as many as the settings ask for."""
+    """What is assumed about examples that are not on this machine: as many as the settings ask
+    for."""
     count = 12000
     if isinstance(config, TrainConfig):
         count = config.steps * config.prompts
@@ -294,7 +295,7 @@ def tokens_passed(work: Mapping[str, float]) -> float:
 
 def epoch_work(config: TrainConfig, texts: Texts) -> dict[str, float]:
     """Steps, answers and tokens of one epoch of a method that samples answers;
-    tokens rest on what is assumed of answers and channels."""
+    tokens are based on what is assumed about answers and channels."""
     steps = texts.examples // config.prompts
     answers = steps * config.prompts * config.generations
     answer_tokens = _assumed_answer(config)
@@ -332,7 +333,7 @@ def teaching_work(recipe: Recipe, config: SftConfig, texts: Texts) -> dict[str, 
 
 def _teaching_row_count(recipe: Recipe, texts: Texts) -> int:
     """How many demonstrations there are;
-    as many as examples where their file is not on this machine."""
+    as many as examples if their file is not on this machine."""
     try:
         file = teaching_file(recipe)
     except (ValueError, FileNotFoundError):
@@ -344,7 +345,7 @@ def _teaching_row_count(recipe: Recipe, texts: Texts) -> int:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #2c2ddbd7
 def quotes_every_place(config: MethodConfig) -> bool:
-    """Whether the judge of a training run is asked for every place at which an atom shows."""
+    """Whether the judge of a training run is asked for every place at which an atom shows up."""
     return isinstance(config, TrainConfig) and config.credit.rule.needs_quotes
 
 
@@ -703,7 +704,7 @@ def _copies(config: MethodConfig) -> int:
 
 
 def _sampler_options(config: TrainConfig, rows: int) -> dict[str, Any]:
-    """What a plan says of the sampler, for so many answers on a GPU."""
+    """What a plan says about the sampler, for this many answers on a GPU."""
     trl = config.trl
     if config.sampler != "vllm":
         return {"sampled": rows}
@@ -723,7 +724,7 @@ def _on_gpus(launch: Launch) -> bool:
 def training_plan(
     recipe: Recipe, config: MethodConfig, prompt: float, answer: float
 ) -> TrainingPlan:
-    """The plan of a recipe for prompts and answers of this many tokens; raises `ValueError` where
+    """The plan of a recipe for prompts and answers of this many tokens; raises `ValueError` if
     answers do not split evenly.
     """
     launch = recipe.launch
@@ -761,7 +762,7 @@ def training_plan(
 
 def recipe_shape(recipe: Recipe, config: MethodConfig) -> ModelShape | None:
     """The shape of the model that a method begins with,
-    None where neither a folder nor `launch.shape` has it."""
+    None if neither a folder nor `launch.shape` has it."""
     source = recipe.launch.shape or _local_folder(recipe, config)
     return model_shape(source, config.lora_rank) if source else None
 
@@ -802,7 +803,7 @@ def warnings_of(
 
 
 def _vllm_note(shape: ModelShape, plan: TrainingPlan, config: TrainConfig) -> str:
-    """What the share of a vLLM inside the training process holds, beside its weights."""
+    """What the share of a vLLM inside the training process can hold in addition to its weights."""
     parts = config.trl.get("vllm_tensor_parallel_size", 1)
     weights = 2 * shape.parameters / parts
     longest = config.max_prompt + config.max_tokens
@@ -826,7 +827,7 @@ def _judged_by(judge: Endpoint | str | None) -> str:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training run would do and cost; `memory` is empty where the model's shape is unknown,
+    """What a training run would do and cost; `memory` is empty if the model's shape is unknown,
     `gpus` is 0 for the CPU.
 
     `refused` lists what the preflight of a run on this machine would refuse.
@@ -843,7 +844,7 @@ class Forecast:
     assumptions: list[str]
     warnings: list[str]
     refused: list[str]
-    beside_gdpo: dict[str, float] = field(default_factory=dict)  # `beside_gdpo`, where it says more
+    beside_gdpo: dict[str, float] = field(default_factory=dict)  # the result of `beside_gdpo`
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; memory in bytes."""
@@ -916,7 +917,7 @@ def _block(title: str, rows: Mapping[str, str]) -> list[str]:
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, str]:
-    """Numbers as texts: whole ones without digits behind the point, others with two;
+    """Numbers as texts: whole numbers without decimals, others with two;
     `unknown` for None."""
     texts = {}
     for name, value in values.items():
@@ -930,9 +931,10 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, str]:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #5ffbd99f
 def beside_gdpo(recipe: Recipe, config: MethodConfig, texts: Texts) -> dict[str, float]:
-    """How many times as many tokens as a step of GDPO a step takes: read by the model
-    (`tokens_passed`, sampled ones apart), read and written by the judge. Empty for a method without
-    rewards, and for GDPO itself; without the judge's tokens if the judge is not an endpoint.
+    """The tokens of a step as multiples of those of a GDPO step: read by the model
+    (`tokens_passed`, without sampled ones), read and written by the judge. Empty for a method
+    without rewards, and for GDPO itself; without the judge's tokens if the judge is not an
+    endpoint.
     """
     if not isinstance(config, TrainConfig) or not asks_judge(config.method, config, 0):
         return {}

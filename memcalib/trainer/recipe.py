@@ -202,7 +202,7 @@ AsGiven = PlainSerializer(_explicit_values)
 
 
 def _rewriter_name(name: str) -> str:
-    """The name of a rewriter that is there; raises `ValueError` for others."""
+    """The name of a rewriter that exists; raises `ValueError` for any other name."""
     if name not in part_names("rewriter") and ":" not in name:
         names = ", ".join(part_names("rewriter"))
         raise ValueError(
@@ -369,8 +369,8 @@ def _prompt_errors(prompt: str) -> Iterator[SettingError]:
 
 
 def _template_errors(recipe: Recipe, config: TrainConfig) -> Iterator[SettingError]:
-    """What is wrong about the names or files of prompt templates.
-    A teacher may also see what only it can, or the student's template (empty)."""
+    """What is wrong about the names or files of prompt templates. A teacher may also have a
+    template that only teachers have, or the student's template (empty)."""
     try:
         find_prompt_template(config.prompt_template)
     except (ValueError, OSError) as error:
@@ -414,7 +414,8 @@ class Examples:
 
 # %% ../../nbs/trainer/10_recipe.ipynb #fcc4ddbf
 def _read_source(source: DataSource | None, setting: str) -> list[Example]:
-    """The examples of a source, as many as it says; `setting` names it where it is not there."""
+    """The examples of a source, as many as it says; the error for a missing source names
+    `setting`."""
     if source is None:
         return []
     try:
@@ -537,7 +538,7 @@ def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
 
 
 def _local_test(recipe: Recipe) -> list[Example]:
-    """The recipe's test examples, where their file is on this machine."""
+    """The recipe's test examples, if their file is on this machine."""
     test = recipe.data.test
     if test is None or not Path(test.path).exists():
         return []
@@ -579,8 +580,8 @@ def weights_path(name: str, setting: str = "start.model") -> str:
 # %% ../../nbs/trainer/10_recipe.ipynb #43945d87
 @contextmanager
 def _loading(weights: str, option: str = "start") -> Iterator[None]:
-    """What fails inside is said of the model or adapter (`weights`) that an
-    option of the recipe names; raises `OSError`."""
+    """Errors inside are raised as `OSError` that names the model or adapter (`weights`) and the
+    option of the recipe."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
@@ -603,7 +604,7 @@ def load_start(
     """(model, tokenizer) of a start, in float32 unless the start or an
     adapter to be trained (`lora`) says otherwise.
 
-    Raises `OSError` where there is no such model or adapter,
+    Raises `OSError` if there is no such model or adapter,
     `ValueError` for a tokenizer that cannot write prompts or end answers, and for weights that do
     not match their hashes (`check_tokenizer`, `check_hashes`).
     """
@@ -639,7 +640,7 @@ def asks_judge(method: str, config: MethodConfig, validation: int) -> bool:
 def run_judge(
     recipe: Recipe, examples: Examples, cache: CallCache | None = None
 ) -> JudgeLike | None:
-    """The judge of a run, None where none was given;
+    """The judge of a run, None if none was given;
     raises `ValueError` for one that does not know the examples."""
     if recipe.judge is None:
         return None
@@ -659,7 +660,7 @@ def judge_facts(recipe: Recipe, judge: JudgeLike | None) -> dict[str, str | None
 
 
 def run_rewriter(recipe: Recipe, cache: CallCache | None = None) -> Rewriter | None:
-    """The rewriter of a run, None where none was given."""
+    """The rewriter of a run, None if none was given."""
     rewriter = recipe.rewriter
     if rewriter is None:
         return None
@@ -701,7 +702,7 @@ def read_config(source: str | Path | Mapping[str, Any]) -> "PretrainedConfig":
     """The `transformers` configuration of a text model,
     from a folder or from the keys of a `config.json`.
 
-    Raises `ValueError` where there is none: a folder without `config.json`,
+    Raises `ValueError` if there is none: a folder without `config.json`,
     an unknown or missing `model_type`.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
@@ -732,7 +733,7 @@ def preflight(
     """What a run needs and this machine lacks, with a line for each, by the setting that needs it;
     `train` and `validation` are numbers of examples.
 
-    `train` is None where it is not known. `local` asks no hub.
+    `train` is None if it is not known. `local` asks no hub.
     """
     needs = training_method(method)
     prompts = getattr(config, "prompts", 0)
@@ -754,7 +755,7 @@ def preflight(
 def _judge_lines(
     recipe: Recipe, method: str, config: MethodConfig, validation: int
 ) -> Iterator[str]:
-    """What is lacking about the judge."""
+    """What is missing for the judge."""
     needs_judge = asks_judge(method, config, validation)
     if needs_judge and recipe.judge is None:
         needed_by = f"method {method}" if training_method(method).needs_judge else "validation"
@@ -772,7 +773,7 @@ def _judge_lines(
 
 
 def _model_lines(recipe: Recipe, method: str, config: MethodConfig, local: bool) -> Iterator[str]:
-    """What is lacking about the model, and the settings that do not fit it."""
+    """What is missing for the model, and the settings that do not fit it."""
     option, start = recipe.begins(method)
     try:
         model = start_config(start, option, local)

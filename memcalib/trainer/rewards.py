@@ -61,7 +61,7 @@ class ChannelRewards:
     """Judges a batch once; `functions` are nine TRL reward functions that share the result. Without
     a judge there are no rewards.
 
-    With `merge_over_use` the rewards of AC- stand in the column of AB-.
+    With `merge_over_use` the rewards of AC- are in the column of AB-.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class JudgeDown(JudgeStopped):
 
 
 class JudgeFault(JudgeStopped):
-    """The judge raised an error that waiting does not fix; `__cause__` holds it on the process
+    """The judge raised an error that waiting does not fix; `__cause__` contains it on the process
     where it happened.
     """
 
@@ -183,7 +183,7 @@ class FunctionRetries:
     gave_up: bool = False
 
     def ask(self, judge: JudgeLike, example: Example, response: str) -> Judgment:
-        """The judgment, or that of a failed call; raises what is a fault."""
+        """The judgment, or that of a failed call; raises a fault."""
         tries = 1 if self.gave_up else self.tries
         attempt = 1
         while True:
@@ -207,7 +207,7 @@ class FunctionRetries:
 # %% ../../nbs/trainer/03_rewards.ipynb #7d7a5b89
 class JudgeReply(NamedTuple):
     """Judgments in the order of the answers, failed calls among them;
-    none, and a fault, where the judge cannot go on."""
+    none, and a fault, if the judge cannot go on."""
 
     judgments: list[Judgment]
     fault: Exception | None = None
@@ -230,7 +230,7 @@ def ask_judge(
         pairs = zip(examples, responses, strict=True)
         retries = retries or FunctionRetries()
         return JudgeReply([retries.ask(judge, example, response) for example, response in pairs])
-    except SystemExit as end:  # it would end a training run as if that were finished
+    except SystemExit as end:  # it would end a training run as if the run were complete
         where = traceback.extract_tb(end.__traceback__)[-1]
         message = f"the judge raised SystemExit({end.code!r}) in {where.filename}:{where.lineno}"
         return JudgeReply([], RuntimeError(message))
@@ -248,7 +248,7 @@ class _Round(NamedTuple):
     unscored: float  # answers without a score, those of failed calls among them
     answers: float
     over: float  # processes whose time is over
-    signal: int = 0  # that some process has received
+    signal: int = 0  # a signal that some process has received
 
     @property
     def unread(self) -> float:
@@ -305,13 +305,13 @@ class RetryingJudge:
         return getattr(self.judge, "gives_quotes", False)
 
     def as_read(self, text: str) -> "RetryingJudge":
-        """This judge, to be shown memory as `text` ('fluent' or 'concat') where it can choose;
-        everything else is shared."""
+        """This judge, shown memory as `text` ('fluent' or 'concat') if it can choose; everything
+        else is shared."""
         return self._around(as_read(self.judge, text))
 
     def quoting(self) -> "RetryingJudge":
-        """This judge, to be asked for every place at which an atom shows where it can choose;
-        everything else is shared."""
+        """This judge, asked for every place at which an atom shows up if it can choose; everything
+        else is shared."""
         return self._around(quoting_judge(self.judge))
 
     def _around(self, judge: JudgeLike) -> "RetryingJudge":
@@ -367,7 +367,7 @@ class RetryingJudge:
     def _ask(
         self, examples: Sequence[Example], responses: Sequence[str], finish: bool
     ) -> JudgeReply:
-        """The judge's reply; no judgments where a signal ended the work."""
+        """The judge's reply; no judgments if a signal ended the work."""
         retries = FunctionRetries(self.sleep, self.function_tries)
         reply = self.signals.run(
             lambda: ask_judge(self.judge, examples, responses, retries), finish
@@ -391,7 +391,7 @@ class RetryingJudge:
         finish: bool,
     ) -> bool:
         """Whether to ask once more; False for a round that is good enough.
-        Raises where waiting cannot help, or has taken too long."""
+        Raises if waiting cannot help, or has taken too long."""
         if this_round.signal and not finish:
             raise Interrupted(this_round.signal)
         if this_round.faults:
@@ -427,7 +427,7 @@ class RetryingJudge:
         return f"limit max_failed {self.max_failed:.0%}"
 
     def _unreadable(self, this_round: _Round, unscored: Sequence[Judgment]) -> str:
-        """What is said of a round in which too many replies could not be read."""
+        """The message about a round in which too many replies could not be read."""
         count = f"{this_round.unread:.0f} of {this_round.answers:.0f} answers in this batch"
         share = f"{this_round.unread / this_round.answers:.0%}; {self._limit}"
         reason = _first_reason(unscored, retry=False)
@@ -437,7 +437,7 @@ class RetryingJudge:
         )
 
     def _failures(self, this_round: _Round, unscored: Sequence[Judgment]) -> str:
-        """What is said of a round in which too many calls failed."""
+        """The message about a round in which too many calls failed."""
         count = f"{this_round.failed:.0f} of {this_round.answers:.0f} judgments in this batch"
         text = f"{count} failed ({self._limit})"
         if this_round.unread > 0:
@@ -446,14 +446,14 @@ class RetryingJudge:
 
 # %% ../../nbs/trainer/03_rewards.ipynb #b6430e68
 def as_read(judge: JudgeLike, text: str) -> JudgeLike:
-    """A judge to be shown memory as `text` ('fluent' or 'concat'),
-    which is the same judge where it cannot choose."""
+    """The judge, shown memory as `text` ('fluent' or 'concat'); the same judge if it
+    cannot choose."""
     return judge.as_read(text) if hasattr(judge, "as_read") else judge
 
 # %% ../../nbs/trainer/03_rewards.ipynb #6af993de
 def quoting_judge(judge: JudgeLike) -> JudgeLike:
-    """A judge to be asked for every place at which an atom shows, which is the same judge where it
-    cannot choose; raises `ValueError` for one without quotes."""
+    """The judge, asked for every place at which an atom shows up; the same judge if it cannot
+    choose. Raises `ValueError` for a judge without quotes."""
     if not getattr(judge, "gives_quotes", False):
         inner = judge.judge if isinstance(judge, RetryingJudge) else judge
         name = getattr(inner, "name", "") or getattr(inner, "__name__", type(inner).__name__)
@@ -498,7 +498,7 @@ def judge_spent(
     judge: JudgeLike | None, before: dict[str, float | None] | None = None
 ) -> dict[str, float | None]:
     """Calls, replies from the cache, retries, failures, tokens and US dollars since `before`;
-    empty where the judge does not count.
+    empty if the judge does not count.
 
     A number that is unknown, now or before, is None.
     """
@@ -740,7 +740,7 @@ def assign_credit(
 
     Rows of a group are consecutive, `generations` at a time; each process has as many.
     For MemCalib-RL the thresholds of `credit` move once (appendix D.3), and `lost` is filled with
-    the reasons where log-probabilities could not be computed.
+    the reasons if log-probabilities could not be computed.
     """
     first = credit.process * len(judged.ids)
     groups = [
@@ -749,7 +749,7 @@ def assign_credit(
     request = credit.requests(
         judged.examples, judged.judgments, judged.ids, groups, full=False, texts=judged.texts
     )
-    # asked also where nothing is to be read: processes of a sharded model wait for each other
+    # called even if there is nothing to read: processes of a sharded model wait for each other
     scores = ()
     if credit.rule.reads == DIVERGENCES:
         scores = token_divergences(

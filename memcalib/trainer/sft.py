@@ -211,7 +211,7 @@ log = logging.getLogger(__name__)
 
 
 def _token_limit(model: PretrainedConfig, max_length: int | None) -> int | None:
-    """The least of `max_length` and the model's context, where there are any."""
+    """The smaller of `max_length` and the model's context, if there are any."""
     context = getattr(model.get_text_config(), "max_position_embeddings", None)
     return min((limit for limit in (max_length, context) if limit), default=None)
 
@@ -337,7 +337,7 @@ def _scoring_answers_alone() -> Iterator[None]:
 
 # %% ../../nbs/trainer/07_sft.ipynb #30399787
 def _identity(config: SftConfig, dataset: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
-    """What decides the weights of a run, as it stands in `sft.json`."""
+    """What determines the weights of a run, as stored in `sft.json`."""
     decisive = config.model_dump(
         mode="json", exclude={"output", "log_every", "save_every", "eval_every", "report_to"}
     )
@@ -350,7 +350,7 @@ def _identity(config: SftConfig, dataset: Dataset, overlong: Sequence[str]) -> d
 
 
 class _Trainer(SFTTrainer):
-    """TRL's trainer, whose checkpoints are sealed and hold no weights that are no numbers."""
+    """TRL's trainer, with sealed checkpoints that contain only finite weights."""
 
     def __init__(self, *args, identity: Mapping[str, Any], steps: _Steps, **options):
         super().__init__(*args, **options)
@@ -402,7 +402,7 @@ class _Trainer(SFTTrainer):
         super().save_model(output_dir, _internal_call)
 
     def create_model_card(self, *args, **kwargs):
-        # overridden: TRL's card says nothing of this training; `memcalib train` writes another
+        # overridden: TRL's card says nothing about this training; `memcalib train` writes another
         pass
 
 # %% ../../nbs/trainer/07_sft.ipynb #5e67a449
@@ -448,7 +448,7 @@ class SftResult:
 
 def _write_model(trainer: SFTTrainer, config: SftConfig, folder: Path) -> PreTrainedModel:
     """Write the trained model, or its adapter, and the tokenizer;
-    returns the model, an adapter merged into it as `config` says."""
+    returns the model, with the adapter merged into it if `config` says so."""
     if config.output == "merged" and config.lora_rank:
         model = trainer.model.merge_and_unload().requires_grad_()
         if trainer.is_world_process_zero():
@@ -502,7 +502,7 @@ def _build_trainer(
 
 
 def _train(trainer: _Trainer, start: Path | None) -> None:
-    """Train to the last step; raises, after saving, what ended the run before it."""
+    """Train to the last step; raises, after saving, the error that ended the run early."""
     with trainer.signals.listening(), trainer.checkpoints.naming_faults():
         trainer.train(resume_from_checkpoint=start and str(start))
     stop = trainer.steps.stop

@@ -58,7 +58,7 @@ _NAME = re.compile(r"step-(\d+)(-process-\d+)?\.parquet")
 
 
 def _step_by_file(folder: Path) -> dict[Path, int]:
-    """The trace files that lie in a folder, by name, and the step of each."""
+    """The trace files in a folder, by name, and the step of each."""
     steps = {}
     for path in sorted(folder.glob("step-*.parquet")):
         match = _NAME.fullmatch(path.name)
@@ -89,7 +89,7 @@ def trace_files(folder: str | Path, steps: Sequence[int] | None = None) -> list[
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #0672782c
 def _metadata(schema: pa.Schema) -> dict[str, Any]:
-    """What a file says of itself: the version of its columns,
+    """What a file says about itself: the version of its columns,
     and the `head` that holds for all of its rows."""
     return json.loads((schema.metadata or {}).get(b"memcalib", b"{}"))
 
@@ -195,7 +195,7 @@ def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
 
 
 def _channel_trace(pair: "pd.Series") -> dict[str, Any]:
-    """What a channel's row says of one answer."""
+    """What a channel's row says about one answer."""
     trace: dict[str, Any] = {}
     for name in ("atom_ids", "atoms"):
         trace[name] = pair[name].tolist()

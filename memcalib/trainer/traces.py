@@ -47,7 +47,7 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
 
 
 def _token_names(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    "The vocabulary's names of tokens; the number where one has none."
+    "The vocabulary's names of tokens; the number of a token without a name."
     names = tokenizer.convert_ids_to_tokens(ids)
     return [name or f"[{number}]" for name, number in zip(names, ids, strict=True)]
 
@@ -93,7 +93,7 @@ def trace_row(
 
 
 def _channel_row(judged: ChannelRewards, credit: Credit, pairs: Pairs, k: int) -> dict[str, Any]:
-    "What the trace of an answer says of its pair number `k`."
+    "What the trace of an answer says about its pair number `k`."
     row = pairs.rows[k]
     column = pairs.channels[k]
     length = len(judged.ids[row])

@@ -101,7 +101,7 @@ METHODS = {
 # %% ../../nbs/trainer/01_train_config.ipynb #bb9ae5a1
 def training_method(name: str) -> TrainingMethod:
     """The method of this name, or whose description is at this import path `package.module:name`;
-    `ValueError` where there is none."""
+    `ValueError` if there is none."""
     if ":" not in name:
         if name not in METHODS:
             names = ", ".join(map(repr, METHODS))
@@ -121,8 +121,8 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 
 # %% ../../nbs/trainer/01_train_config.ipynb #cbbf48f7
 def _known_loggers(report_to: str | list[str]) -> str | list[str]:
-    """The same names, if each is that of a logger;
-    raises `ValueError` for others, and for none or all among several."""
+    """The same names, if each is that of a logger; raises `ValueError` for other names, and for
+    `none` or `all` among several."""
     names = [report_to] if isinstance(report_to, str) else report_to
     if names in (["none"], ["all"]):
         return report_to
@@ -303,7 +303,7 @@ _READ_BY = {
     "use_transformers_paged": _READERS_OF_BATCHES,
     "use_transformers_continuous_batching": _READERS_OF_BATCHES,
     "transformers_continuous_batching_config": _READERS_OF_BATCHES,
-}  # TRL's field -> the samplers that read it; any sampler does not mind the others
+}  # TRL's field -> the samplers that read it; other fields fit every sampler
 
 
 def _check_sampling(sampler: str, options: Mapping[str, Any]) -> None:
@@ -456,8 +456,8 @@ class CreditGRPOConfig(_OurFields, GRPOConfig):
         return TrainConfig(**values)
 
     def _minibatches(self) -> int:
-        """Updates of a rollout batch; raises `ValueError` where it is not a whole number of them,
-        or of checkpoints."""
+        """Updates per rollout batch; raises `ValueError` if this is not a whole number, or if
+        checkpoints would fall inside a rollout batch."""
         pieces = self.steps_per_generation
         accumulate = self.gradient_accumulation_steps
         updates_fit = pieces % accumulate == 0
@@ -519,13 +519,13 @@ def trl_config(
 
 # %% ../../nbs/trainer/01_train_config.ipynb #b42442e3
 def check_sampler(config: TrainConfig) -> None:
-    """Raises `SettingError` where the sampler is not installed."""
+    """Raises `SettingError` if the sampler is not installed."""
     if config.sampler == "vllm" and not is_vllm_available():
         remedy = "install memcalib[vllm], or choose 'generate' or 'shared'"
         raise SettingError("sampler", remedy, "'vllm', which is not installed here")
 
 # %% ../../nbs/trainer/01_train_config.ipynb #26ce5e91
-_PACKAGES = {"azure_ml": "azureml-core", "flyte": "flytekit"}  # where it is not the logger's name
+_PACKAGES = {"azure_ml": "azureml-core", "flyte": "flytekit"}  # if it is not the logger's name
 
 
 def check_loggers(report_to: str | list[str]) -> None:
@@ -582,14 +582,14 @@ class RecipeWorld(Protocol):
         """Settings of `SftConfig` in which this world differs from the paper."""
 
     def examples(self, count: int, seed: int, split: str) -> list[Example]:
-        """So many examples of a split; the same ones for the same seed."""
+        """This many examples of a split; the same ones for the same seed."""
 
     def demonstrations(self, count: int, seed: int) -> list[dict]:
         """Prompts with answers at the ideal levels, for fine-tuning."""
 
 
 def find_world(name: str) -> RecipeWorld:
-    """The world of this name. Raises `ValueError` naming those that there are."""
+    """The world of this name. Raises `ValueError` naming the existing worlds."""
     try:
         return find_part("world", name)
     except LookupError as error:

@@ -113,7 +113,7 @@ def test_from_a_run_to_an_estimate_in_terminal_page_and_json(workplace):
     assert (
         code == 0 and "no help" in text and "± " in text and not (folder / "labels.jsonl").exists()
     )
-    assert "then labels can buy less than even no help says" in text
+    assert "then labels can help even less than no help says" in text
     code, text = call("label", "run", "--answers", 40, "--seed", 1)
     assert code == 0 and "labels.csv" in text
     rows = load_target_labels("labels.jsonl").rows

@@ -239,7 +239,7 @@ class ExamItem:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What a rollout or a judgment of this reading carries: example, condition, sample."""
+        """What identifies a rollout or a judgment of this reading: example, condition, sample."""
         return self.example.id, self.probe, self.number
 
     def rollout(self) -> Rollout:
@@ -292,7 +292,7 @@ def exam_items(
 
 
 def _numbers_within_example(answers: Iterable[KnownAnswer]) -> list[int]:
-    """For each answer, how many answers to the same example stand before it."""
+    """For each answer, how many answers to the same example come before it."""
     counts: Counter[str] = Counter()
     numbers = []
     for answer in answers:
@@ -302,7 +302,7 @@ def _numbers_within_example(answers: Iterable[KnownAnswer]) -> list[int]:
 
 
 def _spread_evenly(items: Sequence[ExamItem], n: int) -> list[ExamItem]:
-    """`n` items in their order, the first ones of each cell of domain and kind."""
+    """`n` items in their order, taken from the beginning of each cell of domain and kind."""
     cells = [(item.example.domain, item.answer.kind) for item in items]
     sizes = Counter(cells)
     remaining = dict(zip(sizes, allocate([*sizes.values()], n), strict=True))
@@ -341,9 +341,9 @@ def stance_numbers(
     """How often a judge names the known stance, in percent, and how often it finds a misreading or
     reports one that is not there, with Wilson bounds and a verdict.
 
-    `found` is the share of misread atoms that it calls misread, `false_alarms` that of the others,
-    `by_stance` what it makes of each known stance. An atom without a stance counts as wrong. `None`
-    without such readings.
+    `found` is the share of misread atoms that it calls misread, `false_alarms` is that share of the
+    other atoms, and `by_stance` says how it reads each known stance. An atom without a stance
+    counts as wrong. `None` without such readings.
     """
     judgments_by_key = {(j.example_id, j.condition, j.sample): j for j in judgments}
     pairs = []
@@ -377,8 +377,8 @@ def stance_numbers(
 def _readings_by_stance(
     pairs: Sequence[tuple[Stance, Stance | None]],
 ) -> list[dict[str, Any]]:
-    """For each known stance: atoms, the percent named with Wilson bounds, and as what else so many
-    were read.
+    """For each known stance: the number of atoms, the percent named with Wilson bounds, and how
+    many were read as each other stance.
 
     `pairs` are (known, judged).
     """
@@ -448,7 +448,7 @@ def stance_verdict(
 
 
 def _confusion_words(row: Mapping[str, Any]) -> str:
-    """What a judge makes of one known stance, for an entry of `by_stance`."""
+    """How a judge reads one known stance, for an entry of `by_stance`."""
     words = f"{row['stance'].replace('_', ' ')} named in {row['named']:.0f} % of {row['atoms']}"
     read_as = [f"as {name.replace('_', ' ')} {n}" for name, n in row["read_as"].items()]
     return f"{words} (read {', '.join(read_as)})" if read_as else words
@@ -540,7 +540,7 @@ def confusion_bounds(shares: ArrayLike) -> Float[np.ndarray, "ideal actual judge
 
 
 def _drawn_level(bounds: Float[np.ndarray, " judged"], draw: float) -> Level:
-    """The level in whose part of [0, 1) a draw lies; rounding may leave the last bound below 1."""
+    """The level whose part of [0, 1) contains a draw; rounding may leave the last bound below 1."""
     return Level(min(int(np.searchsorted(bounds, draw, "right")), 2))
 
 
@@ -596,9 +596,9 @@ EXAM_COLUMNS = (
 
 def exam_frame(items: Iterable[ExamItem], judgments: Iterable[Judgment]) -> "pd.DataFrame":
     """One row for each atom of each reading, with the length of its answer (`characters`), and the
-    ranks `ideal`, `actual` (known) and `judged` (NaN: unscored, or not read).
+    levels as numbers `ideal`, `actual` (known) and `judged` (NaN: unscored, or not read).
 
-    `stance` and `judged_stance` are empty where none is known, and where the judge gave none.
+    `stance` is empty if none is known, and `judged_stance` if the judge gave none.
 
     Disputed labels are left out: a judge is not graded by what readers disagreed about.
     """
@@ -685,7 +685,7 @@ def mean_channel_accuracy(
 # %% ../../../nbs/products/exam/02_exam.ipynb #5b33d1ed
 def channel_accuracy(frame: "pd.DataFrame", resamples: int = 2000, seed: int = 0) -> "pd.DataFrame":
     """For each ideal and actual level: atoms, the percent read as they are with 95 % bounds
-    (questions resampled), and as what else.
+    (questions resampled), and the percent read as each level.
     """
     import pandas as pd
 
@@ -717,7 +717,7 @@ def channel_accuracy(frame: "pd.DataFrame", resamples: int = 2000, seed: int = 0
 # %% ../../../nbs/products/exam/02_exam.ipynb #fcbd0dfb
 def correctable_metrics() -> list[str]:
     """The metrics whose value of an answer comes from one value for each atom (`AtomValues`): the
-    judge's errors can be taken out of these, and of no others.
+    judge's errors can be corrected in these metrics only.
     """
     return [name for name, metric in metric_table().items() if metric.atom_values is not None]
 
@@ -739,13 +739,13 @@ def metrics_of_products(
     kernels: Float[np.ndarray, "... metric ideal level"],
     metrics: Sequence[str] = METRICS,
 ) -> Float[np.ndarray, "... response metric"]:
-    """The metrics in percent of responses with so many atoms in each (ideal, level) cell, for
-    kernels of single atoms.
+    """The metrics in percent of responses with these numbers of atoms in each (ideal, level) cell,
+    for kernels of single atoms.
     """
     counts = np.asarray(cells, float)
     factors = kernels.reshape(*kernels.shape[:-2], 1, 9)
     products = np.moveaxis(np.prod(factors**counts, axis=-1), -2, -1)
-    sums = np.where(counts > 0, factors * counts, 0.0).sum(-1)  # a cell without atoms says nothing
+    sums = np.where(counts > 0, factors * counts, 0.0).sum(-1)  # a cell without atoms adds nothing
     means = np.moveaxis(sums / counts.sum(-1), -2, -1)
     combined = [getattr(metric_named(name).atom_values, "combined", None) for name in metrics]
     is_mean = np.array([kind == "mean" for kind in combined])
@@ -756,7 +756,7 @@ def metrics_of_products(
 def reported_values(
     cells: Int[np.ndarray, "response channel"], metrics: Sequence[str], rho: float = 0.5
 ) -> Float[np.ndarray, "response metric"]:
-    """The metrics in percent by their formulas, also of those that have no kernel."""
+    """The metrics in percent by their formulas, including metrics without a kernel."""
     values = metrics_of_products(cells, metric_kernels(rho, metrics), metrics)
     counts = np.asarray(cells).reshape(-1, 3, 3)
     for k, name in enumerate(metrics):
@@ -795,7 +795,7 @@ def _weighted_metrics(
     values: Float[np.ndarray, "... pattern metric"],
     weights: Int[np.ndarray, "... pattern"],
 ) -> Float[np.ndarray, "... metric"]:
-    """The mean metrics of so many responses of each pattern."""
+    """The mean metrics, given the number of responses of each pattern."""
     totals = (values * weights[..., None]).sum(-2)
     return totals / weights.sum(-1)[..., None]
 
@@ -803,8 +803,8 @@ def _weighted_metrics(
 def _means_of_asked(
     values: Float[np.ndarray, "pattern metric"], weights: Int[np.ndarray, "... pattern"]
 ) -> Float[np.ndarray, "... metric"]:
-    """The same, where a metric does not ask about responses of some patterns (NaN): the mean over
-    those that it asks about, NaN without any."""
+    """The same if a metric does not apply to responses of some patterns (NaN): the mean over the
+    patterns to which it applies, NaN without any."""
     means = _weighted_metrics(np.nan_to_num(values), weights)
     for k in np.isnan(values).any(axis=0).nonzero()[0]:
         is_asked = ~np.isnan(values[:, k])
@@ -820,7 +820,7 @@ def propagation_table(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0
     would shift it (`expected`, 95 % bounds), and as judged.
 
     A difference of `judged` from `expected` comes from errors that are not independent of each
-    other. A metric without values of atoms has none that is expected.
+    other. A metric that is not computed from atoms has no expected value.
     """
     import pandas as pd
 
@@ -947,7 +947,8 @@ def corrected_score(
 def _cells_by_question(
     whole: "pd.DataFrame",
 ) -> tuple[Int[np.ndarray, "pattern channel"], Int[np.ndarray, "question pattern"]]:
-    """The different rows of `response_cells`, and how many responses of each question have each."""
+    """The distinct rows of `response_cells`, and how many responses of each question have each
+    row."""
     import pandas as pd
 
     patterns, pattern_numbers = np.unique(
@@ -965,10 +966,10 @@ def error_check(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "
     (`expected`), and as `judged`.
 
     A correction assumes that the errors are the same in all answers. If they are not, some kind of
-    answer is judged differently than expected: `inside` is false where `judged` lies more than
-    `allowed` from it. Questions are resampled, and `allowed` is so wide that a judge whose errors
-    are alike stays inside with every kind and metric at once in 19 of 20 exams. No row where
-    nothing is scored.
+    answer is judged differently than expected: `inside` is false if `judged` differs from it by
+    more than `allowed`. Questions are resampled, and `allowed` is so wide that a judge whose errors
+    are the same everywhere stays inside with every kind and metric at once in 19 of 20 exams. There
+    are no rows if nothing is scored.
     """
     import pandas as pd
     from scipy.stats import norm
@@ -1064,11 +1065,11 @@ def why_withheld(
     """Why corrected values are not shown, as half a sentence; empty if all conditions hold.
 
     The conditions: the judge is what it was in its exam; the exam was passed; in it every kind of
-    answer was judged as the errors of the whole exam lead one to expect (`error_check`); each
-    corrected value of the table (`corrected_score`) can be computed and lies in 0 to 100; and,
-    where labels of the answers in question gave an estimate (`powered`), value and estimate lie
-    each in the interval of the other. An interval of few labels is wide and would rule out little.
-    The last two are asked of `metrics`; the exam checks the six.
+    answer was judged as the errors of the whole exam predict (`error_check`); each corrected value
+    of the table (`corrected_score`) can be computed and is from 0 to 100; and, if labels of the
+    answers in question gave an estimate (`powered`), the value and the estimate are each within the
+    interval of the other. (The interval of few labels is wide and would rule out little.) The last
+    two conditions apply to `metrics`; the exam checks the six metrics.
     """
     if exam.get("changes"):
         return f"the judge was changed since its exam: {', '.join(exam['changes'])}"
@@ -1101,8 +1102,8 @@ def why_withheld(
 def _why_labels_disagree(
     corrections: "pd.DataFrame", powered: PredictionPowered, metrics: Sequence[str]
 ) -> str:
-    """Which corrected value and which estimate from labels do not lie in the interval of each
-    other; empty where all do.
+    """Which corrected values and estimates from labels are not within each other's interval; empty
+    if all are.
     """
     unconfirmed = ""
     for k, row in enumerate(corrections.to_dict("records")):
@@ -1213,8 +1214,8 @@ def _used_shares(scored: "pd.DataFrame", resamples: int, seed: int) -> dict[str,
 
 
 def _largest_unseen(counts: Int[np.ndarray, "question cell"], level: float = 0.95) -> float:
-    """How far a macro accuracy may be off though all questions agree: what so many can hide (an
-    exact bound), all in the smallest channel.
+    """How far a macro accuracy may be off although all questions agree: the error that this many
+    questions can hide (an exact bound), if it is all in the smallest channel.
     """
     has_channel = counts.reshape(-1, 9, 3).sum(axis=2) > 0
     fewest_questions = has_channel.sum(axis=0).min()
@@ -1316,9 +1317,9 @@ def find_exam(
     """The latest exam of a judge, by its full name, among the exam.json files below a folder;
     `None` if it has not taken one.
 
-    With `bindings`, what the judge was when it read answers (`judge_binding`), the exam has
-    `changes`: what was another then. Where a model sat no exam as it is now but one under another
-    prompt or other settings, it is that one, with `judge_now`, the name of today.
+    With `bindings`, the state of the judge when it read answers (`judge_binding`), the exam has
+    `changes`: what was different then. If a model took no exam as it is now, but took one with
+    another prompt or other settings, the result is that exam, with today's name as `judge_now`.
     """
     exams = exams_below(folder)
     of_judge = [exam for exam in exams if exam.get("judge") == judge]
@@ -1418,8 +1419,8 @@ def known_judgments(examples: Iterable[Example], answers: Sequence[KnownAnswer])
 def resolvable_difference(
     first: Sequence[float], second: Sequence[float], questions: int | None = None
 ) -> float:
-    """The smallest true difference that pairs such as these show four times in five at the 5 %
-    level, for so many questions.
+    """The smallest true difference that this many questions show four times in five at the 5 %
+    level.
 
     `first` and `second` are the scores of two models on the same questions. Raises `ValueError` for
     fewer than two pairs.

@@ -79,7 +79,7 @@ def exam_parts(
     verdict of each part that has answers.
 
     `frame` is an `exam_frame`, `responses` the text of each answer by its id, `limit` the percent
-    that the lower bound must reach. Unscored atoms are in no share.
+    that the lower bound must reach. Unscored atoms are not in any share.
     """
     import pandas as pd
 
@@ -136,7 +136,7 @@ def _part_row(atoms: "pd.DataFrame", resamples: int, seed: int, limit: float) ->
 
 
 def _level_accuracy(counts: np.ndarray) -> np.ndarray:
-    """The mean over three levels of the percent read right; NaN where a level has no atom."""
+    """The mean over three levels of the percent read right; NaN if a level has no atom."""
     atoms = counts[:, :3]
     shares = np.divide(counts[:, 3:], atoms, out=np.full(atoms.shape, np.nan), where=atoms > 0)
     return 100 * shares.mean(axis=1)
@@ -217,10 +217,10 @@ def verdict_for(
     """The verdict of the weakest part that the answers resemble, and a sentence that says which and
     why.
 
-    `parts` are rows of `exam_parts`, `answers` pairs of text and language; where that is "", it is
-    told by small words. Without an answer it is that of `easy`. `languages` are those of the exam's
-    answers: any other one is a part of which the exam had no answer. `file`, where the parts stand,
-    is named in what `check_parts` raises.
+    `parts` are rows of `exam_parts`, `answers` pairs of text and language; if the language is
+    "", it is recognized by frequent short words. Without an answer, the verdict is that of `easy`.
+    `languages` are those of the exam's answers: any other language is a part without answers in the
+    exam. `file` is the file of the parts, which the errors of `check_parts` name.
     """
     check_parts(parts, file)
     counts: Counter[str] = Counter()
@@ -268,8 +268,8 @@ def _strength(row: Mapping[str, Any] | None) -> tuple[int, float]:
 
 
 def why_unlike(exam: Mapping[str, Any], answers: Iterable[tuple[str, str]]) -> str:
-    """Why an exam says too little of such answers to correct their scores by it, as a sentence
-    without a full stop; empty where the judge passed every part that they resemble.
+    """Why an exam says too little about such answers to correct their scores with it, as a sentence
+    without a full stop; empty if the judge passed every part that they resemble.
 
     `exam` is what exam.json holds, `answers` are as for `verdict_for`; a part counts when the share
     of the answers that resemble it is `RESEMBLING` and more. Raises what `check_parts` raises.

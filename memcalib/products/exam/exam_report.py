@@ -32,7 +32,7 @@ def misread_answers(
     count: int = 12,
 ) -> list[dict[str, Any]]:
     """The plain readings with the most levels misread, each with its answer and the atoms in
-    question; at most one of an example.
+    question; at most one for each example.
     """
     plain = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
     misread = plain.assign(levels=(plain["judged"] - plain["actual"]).abs())
@@ -115,7 +115,7 @@ def write_exam_report(
 
 
 def _figures(frame: "pd.DataFrame") -> "dict[str, Figure]":
-    """Known against judged levels, for each ideal level; none where nothing was scored."""
+    """Known against judged levels, for each ideal level; no figure if nothing was scored."""
     scored = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
     if not len(scored):
         return {}

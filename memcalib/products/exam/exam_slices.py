@@ -65,7 +65,7 @@ def _length_label(characters: int) -> str:
 
 
 def _parts_in_order(plain: "pd.DataFrame", name: str) -> list[str]:
-    """The values of a column that say something: levels and lengths by size, others as they
+    """The values of a column that are not empty: levels and lengths by size, others as they
     appear.
     """
     present = [value for value in dict.fromkeys(plain[name]) if value]
@@ -119,8 +119,8 @@ def exam_scope(frame: "pd.DataFrame") -> str:
 
 
 def _listed(values: "pd.Series", before: str) -> str:
-    """The different values of a column, the frequent first, with shares where there are several;
-    empty where none says anything.
+    """The distinct values of a column, the most frequent first, with shares if there are several;
+    empty if the column has no values.
     """
     shares = values[values != ""].value_counts(normalize=True)
     names: Sequence[str] = [str(name) for name in shares.index]
@@ -133,8 +133,8 @@ def _listed(values: "pd.Series", before: str) -> str:
 
 
 def exam_languages(frame: "pd.DataFrame") -> dict[str, int]:
-    """How many answers of an exam are in each language, the frequent ones first; those of an
-    unknown language are left out.
+    """How many answers of an exam are in each language, the most frequent language first; answers
+    in an unknown language are left out.
     """
     plain = frame[frame["probe"] == "plain"]
     languages = plain.drop_duplicates("answer_id")["language"]

@@ -52,7 +52,8 @@ def judge_binding(judge: JudgeLike) -> dict[str, Any]:
 
 
 def _by_name(files: Iterable[Path]) -> dict[str, Path]:
-    """Files by their names; of two with one name by as many folders above as tell them apart."""
+    """Files by their names; if two have the same name, with as many parent folders as tell them
+    apart."""
     files = list(files)
     file_by_name = {}
     for path in files:
@@ -65,8 +66,8 @@ def _by_name(files: Iterable[Path]) -> dict[str, Path]:
 
 
 def _files_of(judge: JudgeLike) -> list[Path]:
-    """The files in which a plug-in is written: those of its classes and functions, of the modules
-    of one's own that these import, and the data files that all of them name.
+    """The files in which a plug-in is written: those of its classes and functions, of the user's
+    own modules that these import, and the data files that all of them name.
     """
     judge_itself = inspect.unwrap(judge) if inspect.isroutine(judge) else type(judge)
     files = {Path(file) for file in getattr(judge, "files", ())}
@@ -108,11 +109,11 @@ def _parts_of(value: object, depth: int = 5) -> Iterator[type | Callable]:
         yield from _parts_of(each, depth - 1)
 
 
-_MOST_ITEMS = 100  # of a list, in which functions are looked for
+_MOST_ITEMS = 100  # of a list that is searched for functions
 
 
 def _closure(function: Callable) -> dict[str, Any]:
-    """The values that a function takes from the function in which it was made, by name."""
+    """The values that a function takes from the function around it, by name."""
     value_by_name = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a cell that was not filled yet
@@ -131,7 +132,7 @@ def _source_of(class_or_function: object) -> Path | None:
 
 @cache
 def _is_own(path: Path) -> bool:
-    """Whether a file belongs neither to Python, nor to an installed package, nor to this one."""
+    """Whether a file belongs neither to Python, nor to an installed package, nor to memcalib."""
     path = path.resolve()
     if {"site-packages", "dist-packages"} & {*path.parts}:
         return False
@@ -140,7 +141,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _imported_by(source: Path) -> set[Path]:
-    """The files of one's own that a source file imports, wherever in it; none is run for that."""
+    """The user's own files that a source file imports, anywhere in it; no file is run for that."""
     modules = [
         name
         for name, module in list(sys.modules.items())
@@ -163,7 +164,7 @@ def _imported_by(source: Path) -> set[Path]:
 
 
 def _module_file(name: str) -> Path | None:
-    """The file of a module by its name, imported or not; None where there is none."""
+    """The file of a module by its name, imported or not; None if there is none."""
     if getattr(sys.modules.get(name), "__file__", None):
         return Path(sys.modules[name].__file__)
     top, *below = name.split(".")
@@ -184,8 +185,8 @@ def _module_file(name: str) -> Path | None:
 
 
 def _named_files(source: Path) -> set[Path]:
-    """The files whose paths stand in a source file as texts, as they are or beside it; also in two
-    texts, a folder and a file in it.
+    """The files whose paths are texts in a source file, either as they are or relative to it; also
+    as two texts, a folder and a file in it.
     """
     texts = set()
     for node in ast.walk(ast.parse(source.read_bytes())):
@@ -231,12 +232,12 @@ def _attributes(judge: JudgeLike) -> dict[str, Any]:
             try:
                 plain[name] = _as_plain(value)
             except (TypeError, ValueError, RecursionError):
-                continue  # no value that could be compared
+                continue  # not a value that can be compared
     return plain
 
 
 def _as_plain(value: object) -> Any:
-    """A value as JSON, a long one as its hash; raises `TypeError` for what has no such form."""
+    """A value as JSON, a long one as its hash; raises `TypeError` if it has no such form."""
     if isinstance(value, str | int | float | bool):
         return value.name if isinstance(value, Enum) else value
     text = json.dumps(_json_form(value), sort_keys=True)

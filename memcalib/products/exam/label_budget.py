@@ -43,7 +43,7 @@ def label_budget(
     would give: a row for each number and assumption.
 
     `judgments` are those of one model, one condition and one judge; `exam_counts` those of the
-    judge's exam, without which only the assumption `no help` is worked out. Numbers above that of
+    judge's exam, without which only the assumption `no help` is computed. Numbers above that of
     the scored answers, and below ten, are left out, and so is a metric that may be missing. Raises
     `ValueError` when nothing is scored.
     """
@@ -89,8 +89,8 @@ def _half_width(
     true: Float[np.ndarray, "answer metric"],
     drawn: Int[np.ndarray, " drawn"],
 ) -> Float[np.ndarray, " metric"]:
-    """Half the interval that labels of these answers would give; NaN where they are of too few
-    questions.
+    """Half the interval that labels of these answers would give; NaN if the answers belong to too
+    few questions.
     """
     if frame["question_id"].iloc[drawn].nunique() < LEAST_QUESTIONS:
         return np.full(judged.shape[1], np.nan)
@@ -124,6 +124,6 @@ def budget_text(budget: "pd.DataFrame") -> str:
         f"{shown.to_string(index=False)}\n"
         "A label is the level of one atom; every atom of a drawn answer is labelled.\n"
         "Both assumptions take the spread of the true scores from the judge's readings. A judge "
-        "that is bad at these answers makes them look alike; then labels can buy less than even "
+        "that is bad at these answers makes them look alike; then labels can help even less than "
         "no help says."
     )

@@ -211,15 +211,15 @@ def _own_of_pair(pair: MinimalPair) -> list[tuple[str, str]]:
 
 
 def starter_pairs(examples: Iterable[Example]) -> list[MinimalPair]:
-    """The minimal pairs of the starter set, which are about these records of it; none where this
-    version ships none.
+    """The minimal pairs of the starter set that are about these records; none if this version ships
+    none.
     """
     file = package_data("data", "starter", "pairs.jsonl")
     return load_pairs(file, examples) if file.is_file() else []
 
 # %% ../../../nbs/products/exam/04_minimal_pairs.ipynb #9fbc12c5
 def pair_frame(pairs: Sequence[MinimalPair], frame: "pd.DataFrame") -> "pd.DataFrame":
-    """A row for each pair of which both answers stand in the frame of an exam (`exam_frame`).
+    """A row for each pair that has both answers in the frame of an exam (`exam_frame`).
 
     `read` is false where a level, or the stance in a pair that changes it alone, is missing;
     `changed`, `unchanged`, `right` and `flawless` are then `None`.
@@ -297,8 +297,8 @@ def pair_table(
     """Percent of pairs right, with changed and unchanged atoms apart and 95 % bounds (questions
     resampled), and percent flawless, in all or for each value of a column.
 
-    Where every pair is right, or none, or one question alone was read, the bounds are Wilson's. NaN
-    where no pair was read.
+    If every pair is right, or none, or only one question was read, the bounds are Wilson's. NaN if
+    no pair was read.
     """
     import pandas as pd
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 # %% ../../../nbs/products/exam/07_rank.ipynb #7a4c0007
 def rank_judging(judging: JudgeConfig) -> JudgeConfig:
-    """The settings under which a judge is ranked: its own, but blind, and without the questions
-    beside the levels.
+    """The settings under which a judge is ranked: its own, but blind, and without questions about
+    anything but the levels.
     """
     return judging.model_copy(update={"blind": True, "quality": False, "stance": False})
 
 
 def hard_pairs(pairs: Iterable[MinimalPair]) -> list[MinimalPair]:
-    """The pairs of the hard forms, which change a level and not a stance alone."""
+    """The pairs of the hard forms that change a level, and not only a stance."""
     return [pair for pair in pairs if pair.form in HARD_FORMS and pair.edit.direction != "stance"]
 
 
@@ -50,7 +50,7 @@ def rank_numbers(pairs: "pd.DataFrame") -> dict[str, Any] | None:
     """The percent of hard pairs read right with 95 % bounds (questions resampled), and each pair's
     outcome, by which judges are compared; `None` where no pair was read.
 
-    `pairs` is a `pair_frame` of a blind reading. A pair with an unread atom is in no share.
+    `pairs` is a `pair_frame` of a blind reading. A pair with an unread atom is not in any share.
     """
     read = pairs[pairs["read"]]
     if read.empty:
@@ -77,11 +77,11 @@ def paired_difference(
     resamples: int = 2000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """How many points more of the pairs that both have read the first has right than the second,
-    with 95 % bounds (questions resampled).
+    """By how many points the first judge's share of right pairs exceeds the second's, over the
+    pairs that both have read, with 95 % bounds (questions resampled).
 
-    Both are `outcomes` of `rank_numbers`. Without a pair in common, or where the bounds cannot be
-    told because all pairs agree or come from one question, `low` and `high` are `None`.
+    Both are `outcomes` of `rank_numbers`. `low` and `high` are `None` without a pair in common,
+    and if all pairs agree or come from one question, so that bounds cannot be computed.
     """
     right_of_second = {row["pair_id"]: row["right"] for row in second}
     sums: dict[str, list[int]] = {}
@@ -189,7 +189,7 @@ class AlwaysIgnore(Judge):
 
 class CountsWords(Judge):
     """A judge that counts shared words: the share of an atom's words, without those of the query,
-    that stand in the answer.
+    that are in the answer.
 
     The two limits are those with the best macro accuracy on the known answers of the starter set.
     Words are cut after six letters, so that endings count less.
@@ -227,7 +227,7 @@ def trivial_table(
 ) -> "pd.DataFrame":
     """The results in an exam of judges that do not read, in percent: macro accuracy, atoms and used
     atoms read as they are in its known answers, pairs right, hard pairs right, and used atoms of
-    its real answers. What the exam has none of is NaN.
+    its real answers. What the exam does not contain is NaN.
 
     `items` are the plain readings; they hold both answers of every pair.
     """
@@ -262,7 +262,7 @@ def trivial_table(
 
 
 def right_share(frame: "pd.DataFrame") -> float:
-    """Percent of the scored atoms of an `exam_frame` that are read as they are; NaN without one."""
+    """Percent of the scored atoms of an `exam_frame` that are read correctly; NaN without one."""
     scored = frame[frame["judged"].notna()]
     return 100 * float((scored["judged"] == scored["actual"]).mean()) if len(scored) else np.nan
 

@@ -48,7 +48,7 @@ class PlannedRecord(Record):
 def plan_real_answers(
     tested: Sequence[tuple[str, str]], examples: Mapping[str, Example], runs: int = 6
 ) -> list[PlannedRecord]:
-    """Who answers what: (example id, id of the atom to remove) in the order of the plan.
+    """For each run, (example id, id of the atom to remove) in the order of the plan.
 
     The first half of the runs answers every second record without the atom, the second half the
     other records, so that each run has both kinds of prompts and no two prompts of one record.
@@ -81,8 +81,8 @@ def plan_real_answers(
 def real_prompts(
     plan: Iterable[PlannedRecord], examples: Mapping[str, Example], run: int
 ) -> list[dict[str, Any]]:
-    """What one run is asked: item and chat messages of each record, which tell neither the atom nor
-    whether it was removed.
+    """What one run is asked: item and chat messages of each record, which do not show which atom
+    is tested or whether it was removed.
     """
     prompts = []
     for planned in plan:
@@ -140,7 +140,7 @@ def load_real_answers(path: str | Path, examples: Iterable[Example]) -> list[Rea
 
 
 def _own_of_real_answer(answer: RealAnswer) -> list[tuple[str, str]]:
-    """No other answer may have its id, and no other one its record and run."""
+    """The values that no other answer may share: its id, and its record and run."""
     return [
         ("answer_id", answer.answer_id),
         ("example_id and run", f"{answer.example_id} {answer.run}"),
@@ -148,8 +148,8 @@ def _own_of_real_answer(answer: RealAnswer) -> list[tuple[str, str]]:
 
 
 def starter_real_answers(examples: Iterable[Example]) -> list[RealAnswer]:
-    """The real answers of the starter set, which are about these records of it; none where this
-    version ships none.
+    """The real answers of the starter set that are about these records; none if this version ships
+    none.
     """
     file = package_data("data", "starter", "real.jsonl")
     return load_real_answers(file, examples) if file.is_file() else []
@@ -182,7 +182,7 @@ def certificates(answers: Iterable[RealAnswer], examples: Iterable[Example]) -> 
     without, in the order of the runs, `?` where it is disputed.
 
     `decides`: Control in every answer with the atom. `repeats`: it decides, and no answer without
-    it looks as if it did. A disputed answer without the atom is one that readers took for such.
+    it looks as if it did. An answer without the atom that looks as if it did is disputed.
     """
     import pandas as pd
 
@@ -214,11 +214,11 @@ def certificates(answers: Iterable[RealAnswer], examples: Iterable[Example]) -> 
 # %% ../../../nbs/products/exam/05_real_answers.ipynb #5a10c018
 def real_numbers(answers: Iterable[RealAnswer], frame: "pd.DataFrame") -> dict[str, Any] | None:
     """How a judge read real answers, in percent with Wilson bounds: `used`, the atoms above Ignore
-    read as they are; `tested`, the tested atom read as it is; `false_traces`, the answers without
+    read correctly; `tested`, the tested atom read correctly; `false_traces`, the answers without
     the tested atom in which the judge gives it a level above Ignore.
 
     `frame` is an `exam_frame`, which has no disputed labels; an atom that the judge left unread is
-    in no share. `None` where the frame has no real answer.
+    not in any share. `None` if the frame has no real answer.
     """
     real = frame[(frame["probe"] == "plain") & (frame["kind"] == "real")]
     if real.empty:

@@ -18,7 +18,7 @@ from ..shared.words import words
 
 # %% ../../../nbs/products/exam/06_rubric_leaks.ipynb #6b1e0005
 MISUSE_FIELDS = ("under_use", "over_use", "failure_direction")
-SHARED_WORDS = 2  # so many words of a misuse in an answer make a leak
+SHARED_WORDS = 2  # this many words of a misuse in an answer make a leak
 _MENTIONS = re.compile(
     r"(?<!not )(?<!no )(?<!no se )\b(?:mention(?:ed|s)?|noted|cited|quoted|acknowledged|stated|"
     r"an? (?:side )?(?:note|remark|aside|footnote|caution|mention)|"
@@ -84,7 +84,7 @@ def _leak(
     words_of: Mapping[str, set[str]],
     known_words: set[str],
 ) -> RubricLeak | None:
-    """The leak of one field, by the answer that shares most words with it; `None` where it has
+    """The leak of one field, with the answer that shares most words with it; `None` if there is
     none.
     """
     in_good_answers: set[str] = set()
@@ -118,7 +118,7 @@ def _misuses(atom: Atom) -> Iterator[tuple[str, str]]:
 
 
 def _cut_words(text: str) -> set[str]:
-    """The words of three and more letters, cut after six; of scripts without blanks every two
+    """The words of three and more letters, cut after six; for scripts without spaces, every two
     neighbouring characters.
     """
     listed = words(text)

@@ -39,7 +39,7 @@ class JudgedAnswer:
     text: str
 
     def pack(self) -> str:
-        """One text in JSON, with the number of the contract."""
+        """The answer as one JSON string, with the number of the contract."""
         fields = {
             "contract": CONTRACT,
             "example": json.loads(self.example.to_json()),
@@ -50,8 +50,8 @@ class JudgedAnswer:
 
     @classmethod
     def unpack(cls, packed: str) -> "JudgedAnswer":
-        """The answer of a packed text; `ValueError` for another contract, or for what is no
-        packed answer."""
+        """The answer in a packed string; `ValueError` for another contract, or for anything that
+        is not a packed answer."""
         try:
             fields = json.loads(packed)
             version = fields["contract"]
@@ -96,7 +96,7 @@ class TooManyUnscored(RuntimeError):
 
 
 def _check_needs(config: CreditConfig, scorer: RequestScorer | None) -> None:
-    """Raises where a rule needs what is not there: a scorer, or the package that cuts sentences."""
+    """Raises if the rule needs a scorer or the package that splits sentences, and it is missing."""
     reads = config.rule.reads
     if reads != NOTHING and scorer is None:
         raise ValueError(
@@ -137,7 +137,7 @@ def _check_groups(
 
 
 def _check_quotes(answers: Sequence[JudgedAnswer], rule: str) -> None:
-    """Raises `ValueError` where atoms show in the answers and none of them is quoted."""
+    """Raises `ValueError` if atoms show up in the answers and none of them is quoted."""
     shown = 0
     for answer in answers:
         for atom in answer.judgment.atoms:
@@ -153,7 +153,7 @@ def _check_quotes(answers: Sequence[JudgedAnswer], rule: str) -> None:
 
 # %% ../../../nbs/products/integrations/01_contract.ipynb #6c4ea542
 class BatchCredit:
-    """Token advantages of an engine's batch; contract 1.
+    """Token advantages for the batches of an engine, by contract 1.
 
     `request` is what the newest batch asked for, `last` is its whole result, and `stats` counts
     what happened in it. Raises `ValueError` if the rule needs a scorer and there is none, and
@@ -172,7 +172,7 @@ class BatchCredit:
         max_unscored: float = 0.5,  # share of a batch's answers that may lack a score
         device: str | torch.device = "cpu",
         process: int = 0,
-        gather: Callable[[Tensor], Tensor] | None = None,  # of rows over processes
+        gather: Callable[[Tensor], Tensor] | None = None,  # joins the rows of all processes
     ):
         _check_needs(config, scorer)
         if group_size is not None and gather is not None:
@@ -225,7 +225,7 @@ class BatchCredit:
             texts=[answer.text for answer in judged_answers],
         )
         self.request = request
-        # asked also where nothing is to be read: processes of a sharded model wait for each other
+        # called even if there is nothing to read: processes of a sharded model wait for each other
         scores = () if self.scorer is None else self.scorer(request)
         of_answers = self.credit.assign(request, scores)
         advantages = torch.zeros(mask.shape, dtype=torch.float32, device=of_answers.device)
@@ -267,7 +267,7 @@ class BatchCredit:
         request: CreditRequest,
     ) -> None:
         judgments = [answer.judgment for answer in judged_answers]
-        self.stats = dict(summary(judgments))  # SCS and its kin, and how many are unscored
+        self.stats = dict(summary(judgments))  # SCS and other metrics, how many are unscored
         self.stats["failed_calls"] = sum(judgment.retry for judgment in judgments)
         self.stats["padding_rows"] = len(answers) - len(judged_answers)
         self.stats["scored_rows"] = len(request)
@@ -296,10 +296,10 @@ REFERENCE = ("data", "contract", f"token-credit-{CONTRACT}.json")
 
 
 class PolicyReading(NamedTuple):
-    """What the policy says of one row of a request."""
+    """The policy's numbers for one row of a request."""
 
     prompt: list[int]
-    without: list[int] | None  # the prompt without some of the memory, where divergences are read
+    without: list[int] | None  # the prompt without some of the memory, for divergences
     response: list[int]
     values: list[float]  # one for each token of the response
 

@@ -105,7 +105,7 @@ log = logging.getLogger(__name__)
 
 
 def _quoting(judge: JudgeLike) -> JudgeLike:
-    """A judge that is asked for every place at which an atom shows; `ValueError` for one that
+    """A judge that is asked for every place at which an atom shows up; `ValueError` for one that
     gives no quotes."""
     if not getattr(judge, "gives_quotes", False):
         name = getattr(judge, "name", "") or getattr(judge, "__name__", type(judge).__name__)
@@ -154,7 +154,7 @@ class AnswerJudge:
             reason = f"timeout: no judgment within {self.seconds:g} seconds"
         except CallError as error:
             reason = f"{error.kind}: {error}"
-        except Exception as error:  # noqa: BLE001 (whatever a judge of one's own raises)
+        except Exception as error:  # noqa: BLE001 (whatever a user's own judge raises)
             reason = f"{type(error).__name__}: {error}"
         log.warning("example %r: no judgment: %s", example.id, reason)
         return judgment_for(example, {}, error=reason, retry=True)

@@ -96,7 +96,7 @@ class Account:
             if not tally.found:
                 continue
             plural = _PLURALS.get(unit, f"{unit}s")
-            verb = "read" if unit == "record" else "used"  # what is used of one are rows
+            verb = "read" if unit == "record" else "used"  # a record is read, its rows are used
             line = f"{plural}: {tally.found:,} found, {tally.used:,} {verb}"
             if tally.left:
                 reasons = ", ".join(f"{name}: {n:,}" for name, n in tally.left.most_common())

@@ -45,7 +45,7 @@ _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.S)
 
 
 def _bracket_marks(response: str) -> Iterator[str]:
-    """What stands in brackets behind the word for memory, one name at a time."""
+    """The text in brackets after the word for memory, one name at a time."""
     for match in _BRACKETS.finditer(response):
         for name in re.split(r"[,;]", match[1]):
             bare = _WORD_MEMORY.sub("", name.strip()).strip()
@@ -65,7 +65,7 @@ def _block_marks(response: str) -> Iterator[str]:
 
 
 def _json_objects(response: str) -> Iterator[dict]:
-    """The JSON objects that are the whole answer, its last line, or a fenced part of it."""
+    """The JSON objects that are the whole answer, its last line, or a fenced block in it."""
     texts = [response, *response.strip().splitlines()[-1:]]
     texts += [match[1] for match in _FENCE.finditer(response)]
     for text in dict.fromkeys(text.strip() for text in texts):
@@ -100,7 +100,7 @@ def marks_of(response: str) -> list[str]:
 
 # %% ../../../nbs/products/memory_logs/12_citations.ipynb #29d9bbdb
 def _names_of(block: Block) -> set[str]:
-    """By what a mark may name a memory, apart from its number."""
+    """The names that a mark may use for a memory, apart from its number."""
     extra = block.model_extra or {}
     names = {str(name).lower() for name in extra.get("store_ids") or []}
     names.add(block.parent_memory_id.lower())
@@ -147,8 +147,8 @@ _COLUMNS = ("question_id", "example_id", "block", "cited", "ideal", "actual", "l
 
 
 def _block_rows(judgment: Judgment, example: Example, cited: set[str]) -> Iterator[tuple]:
-    """A row for each memory of an answer: its highest ideal and actual level over its atoms; no
-    actual level where one of them is unscored.
+    """A row for each memory of an answer: the highest ideal and actual level of its atoms; no
+    actual level if one of them is unscored.
     """
     levels_known = judgment.settings.get("ideal_levels") != "unknown"
     atoms = {atom.atom_id: atom for atom in judgment.atoms}
@@ -168,9 +168,9 @@ def _block_rows(judgment: Judgment, example: Example, cited: set[str]) -> Iterat
 def audit_citations(
     judgments: Iterable[Judgment], examples: Iterable[Example], rollouts: Iterable[Rollout]
 ) -> CitationAudit:
-    """Read the marks of each judged answer and set them beside its judged levels.
+    """Read the marks of each judged answer and compare them with its judged levels.
 
-    Raises `ValueError` where no answer has a mark, naming the forms that are read.
+    Raises `ValueError` if no answer has a mark, naming the forms that are read.
     """
     import pandas as pd
 
@@ -232,7 +232,7 @@ def share_interval(
 
 
 def _share_row(name: str, memories: "pd.DataFrame", hit: "pd.Series") -> dict[str, Any]:
-    """A share of memories in percent with its bounds; NaN of no memory."""
+    """A share of memories in percent with its bounds; NaN without a memory."""
     by_question = hit.astype(float).groupby(memories["question_id"])
     hits = np.asarray(by_question.sum(), float)
     counts = np.asarray(by_question.size(), float)
@@ -244,7 +244,7 @@ def _share_row(name: str, memories: "pd.DataFrame", hit: "pd.Series") -> dict[st
 
 
 def citation_table(audit: CitationAudit) -> "pd.DataFrame":
-    """Precision and recall of marks in percent, over all and by what the use was worth.
+    """Precision and recall of marks in percent, for all memories and by whether the use was right.
 
     Rows about over-use and under-use need ideal levels, and are left out without them. Unscored
     memories are not counted.

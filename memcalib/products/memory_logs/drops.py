@@ -22,7 +22,8 @@ class DropRule:
     """When a drop of a metric between two runs on the same questions counts.
 
     `max_drop` is in points of the metric (0 to 100); `false_alarms` is the rate at which an
-    unchanged system may be reported, `caught` the rate at which a drop of `drop` points has to be.
+    unchanged system may be reported, and `caught` the rate at which a drop of `drop` points must
+    be reported.
 
     Raises `ValueError` for values outside of their range.
     """
@@ -54,7 +55,7 @@ def drops(
     """By how many points a metric got worse on each question; negative where it got better."""
     difference = np.asarray(before, float) - np.asarray(after, float)
     worse = difference if metric_named(metric).higher_is_better else -difference
-    return np.where(np.abs(worse) < 1e-9, 0.0, worse)  # equal but for rounding
+    return np.where(np.abs(worse) < 1e-9, 0.0, worse)  # equal except for rounding
 
 
 def drop_p(question_drops: Float[np.ndarray, " question"], seed: int = 0) -> float:
@@ -122,11 +123,11 @@ def drop_test(
 ) -> dict[str, Any]:
     """Whether a metric fell, from its drop on each question.
 
-    `tests` is how many metrics are tested together: the rate of false alarms is that of all of
-    them (Bonferroni). The row has `verdict` (passed, undecided or failed), the mean `drop`, its
+    `tests` is how many metrics are tested together: the rate of false alarms is that of all of them
+    (Bonferroni). The row has `verdict` (passed, undecided or failed), the mean `drop`, its
     one-sided `p`, the `spread` and number of `questions`, how many the rule would need (`needed`),
-    and the smallest drop that these would catch (`caught_drop`). Without two questions there is no
-    spread.
+    and the smallest drop that `questions` would catch (`caught_drop`). Without two questions there
+    is no spread.
     """
     single = DropRule(rule.max_drop, rule.false_alarms / tests, rule.caught, rule.drop)
     questions = len(question_drops)

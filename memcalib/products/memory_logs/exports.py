@@ -74,14 +74,15 @@ class LogRow(Record):
     turns: list[Turn] = Field(default_factory=list)  # of the conversation before the query
     group: str = ""  # what counts as one question
     model: str = ""  # who answered
-    # what stood in the row and is not in it, by its one reason, and what was done to the rest
+    # what was left out of the row, each with its one reason, and what was done to the rest
     left_memories: dict[str, int] = Field(default_factory=dict)
     left_turns: dict[str, int] = Field(default_factory=dict)
     remarks: dict[str, int] = Field(default_factory=dict)
 
     @property
     def response(self) -> str:
-        """What a judge reads as the answer: the words, and below them the actions, as such."""
+        """What a judge reads as the answer: the words, and below them the actions, marked as
+        such."""
         actions = "\n".join(str(action) for action in self.actions)
         return "\n\n".join(text for text in (self.answer, actions) if text)
 
@@ -135,7 +136,7 @@ _SPELLED_DAY = re.compile(  # as LoCoMo and LongMemEval write it, and with the m
 
 
 def _spelled_day(match: re.Match[str]) -> str:
-    """The day of a match of `_SPELLED_DAY`; raises `ValueError` for a month or day that is none."""
+    """The day of a match of `_SPELLED_DAY`; raises `ValueError` for an impossible month or day."""
     groups = match.groupdict()
     year = groups["year"] or groups["year_third"] or groups["year_last"]
     name = groups["name_second"] or groups["name_first"]
@@ -179,8 +180,8 @@ class RawMemory:
 
 @dataclass(frozen=True)
 class Shape:
-    """How one system writes memories: in words, how to recognize an item, and how to read the
-    memories in it, of which there may be several.
+    """How one system writes memories: a description in words, a test that recognizes an item, and
+    a function that reads the memories in it, which may be several.
     """
 
     fields: str
@@ -198,7 +199,7 @@ def _has(*names: str) -> Callable[[object], bool]:
 
 
 def _first_of(item: Mapping[str, object], *names: str) -> object:
-    """What stands under the first of these names that an object has; None when it has none."""
+    """The value under the first of these names that an object has; None if it has none of them."""
     for name in names:
         if name in item:
             return item[name]
@@ -206,8 +207,8 @@ def _first_of(item: Mapping[str, object], *names: str) -> object:
 
 
 def _with_text(text: object, item: Mapping[str, object]) -> RawMemory:
-    """A memory of this text, with the score and the time that stand in an object, or the time in
-    its metadata."""
+    """A memory with this text, with the score and the time of an object, or the time in its
+    metadata."""
     times = chain(map(item.get, _TIME_FIELDS), map(_metadata(item).get, _TIME_FIELDS))
     time = next((time for time in times if time is not None), None)
     return RawMemory(text, item.get("score"), time)
@@ -218,8 +219,8 @@ _ACTIONS = ("apply", "correct", "ignore")
 
 
 def _labelled(text: object, item: dict) -> list[RawMemory]:
-    """A memory of this text, with its level and action: those that a map names, or words that can
-    be nothing else. A number is a level only where a map says so.
+    """A memory with this text, its level and its action: those that a map names, or words that can
+    mean nothing else. A number is a level only if a map says so.
     """
     level = item.get("ideal_level")
     word = item.get("level")
@@ -283,7 +284,7 @@ _DAY_IN_PATH = re.compile(r"(?:^|/)(\d{4}-\d{2}-\d{2})[^/]*$")
 
 
 def _snippet(item: dict) -> list[RawMemory]:
-    """The memories in a piece of a note, with the day that the note's name says where it says
+    """The memories in a piece of a note, with the day in the note's name if it has
     one."""
     memory = _with_text(item["snippet"], item)
     day = _DAY_IN_PATH.search(str(item["path"]))
@@ -456,7 +457,7 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-_OTHER_FIELDS = frozenset(  # with none of them an object that has a text is plain
+_OTHER_FIELDS = frozenset(  # an object with a text and none of these fields is plain
     "node key label memory source from observations fact summary uuid page_content pageContent "
     "kwargs document.content".split()
 )
@@ -505,8 +506,8 @@ ANSWER_FIELDS = (*LISTS, *GRAPH_LISTS, "context")
 
 
 def find_memories(answer: object) -> list | None:
-    """The list of memories in what a memory system returned, what a graph found after the others;
-    None when there is none.
+    """The list of memories in what a memory system returned, with the results of a graph at the
+    end; None if there is no list.
     """
     if isinstance(answer, str):
         structure = structure_in(answer)
@@ -552,7 +553,8 @@ def candidate_items(record: Mapping[str, object]) -> list | None:
 
 
 def _whole_number(value: object) -> object:
-    """A number that pandas made 1.0 as the whole number that it was; anything else as it is."""
+    """A whole number that pandas turned into 1.0, as a whole number again; anything else as it
+    is."""
     is_whole = isinstance(value, float) and value.is_integer()
     return int(value) if is_whole else value
 
@@ -572,7 +574,7 @@ _PROMPT_FIELDS = ("in_prompt", "injected", "included", "selected")
 
 
 def _in_prompt(item: object) -> bool | None:
-    """Whether a memory says of itself that it entered the prompt; None where it says nothing."""
+    """Whether a memory's own fields say that it entered the prompt; None if they do not say."""
     document = _bare_document(item)
     for fields in (document, _metadata(document)):
         for name in _PROMPT_FIELDS:
@@ -582,7 +584,7 @@ def _in_prompt(item: object) -> bool | None:
 
 
 def _same_memory_key(item: object) -> object:
-    """By what a candidate and a memory of the prompt are the same: the id, or the text."""
+    """What identifies a candidate with a memory of the prompt: the id, or the text."""
     memory_id = _memory_id(item)
     if memory_id is not None:
         return str(memory_id)
@@ -590,10 +592,10 @@ def _same_memory_key(item: object) -> object:
 
 
 def with_candidates(record: Mapping[str, object]) -> list[tuple[object, bool | None]]:
-    """The memories of a raw row, each with whether it entered the prompt: those of `candidates`, in
-    their order, which entered it when they stand among the memories as well.
+    """The memories of a raw row, each with whether it entered the prompt. With `candidates`, these
+    are the candidates in their order; one entered the prompt if it is also among the memories.
 
-    Without `candidates`, the memory itself says this, or it is unknown (None).
+    Without `candidates`, the memory itself says whether it did, or it is unknown (None).
     """
     items = find_memories(record) or []
     candidates = candidate_items(record)
@@ -694,7 +696,7 @@ NOT_IN_STORE = object()  # stands for a memory whose id the store does not know
 
 
 def _score(value: object) -> object:
-    """A score as a number; none for NaN and for an empty cell, and anything else as it is."""
+    """A score as a number; None for NaN and for an empty cell; anything else as it is."""
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, str):
@@ -743,7 +745,7 @@ class _ReadItem:
 
     @property
     def has_no_text(self) -> bool:
-        """Whether it has nothing, or only blanks, in the place of its text."""
+        """Whether its text is missing or blank."""
         if not self.shape or self.is_broken:
             return False
         return all(
@@ -791,7 +793,7 @@ def _consent_faults(consent: object) -> Iterator[RowFault]:
 
 
 def _field_faults(record: Mapping[str, object]) -> Iterator[RowFault]:
-    """What is wrong with the fields of a row beside its memories."""
+    """What is wrong with the fields of a row, apart from its memories."""
     yield from _consent_faults(record.get("consent"))
     for name in ("id", "query_id", "group", *_USER_FIELDS):
         value = _whole_number(record.get(name))
@@ -885,8 +887,8 @@ _WITH_ROLE = re.compile(r"\s*(\w+)\s*:\s*(.+)", re.S)
 
 
 def read_turns(items: Sequence[object]) -> tuple[list[Turn], Counter[str]]:
-    """The turns of a conversation, and how many entries were left out for which reason: those of a
-    system, and those without a text or in an unknown form.
+    """The turns of a conversation, and how many entries were left out for which reason: system
+    messages, and entries without a text or in an unknown form.
 
     An entry is an object with a role (or type, or from) and content (or text, message, value), or a
     text such as `User: Hello`.
@@ -934,7 +936,7 @@ def parts_text(parts: Sequence[object]) -> str:
 
 
 def turns_before(turns: Sequence[Turn], query: str) -> list[Turn]:
-    """The turns before the one that is the query; all of them, when none is."""
+    """The turns before the one that is the query; all of them if no turn is."""
     for number in range(len(turns) - 1, -1, -1):
         if turns[number].role == "user" and turns[number].content == query:
             return list(turns[:number])
@@ -942,7 +944,7 @@ def turns_before(turns: Sequence[Turn], query: str) -> list[Turn]:
 
 
 def _read_time(time: object) -> tuple[str, str]:
-    """(the day, "") of a time, or ("", its text) where it cannot be read."""
+    """(the day, "") of a time, or ("", its text) if it cannot be read."""
     try:
         return day_of(time), ""
     except (TypeError, ValueError):
@@ -963,15 +965,15 @@ def _named_in(item: object, names: Sequence[str]) -> str:
 
 
 def _system_name(shape: str, file: str) -> str:
-    """In whose form a row is: that of its first memory, or, where that is a plain one, that of its
-    file."""
+    """The system in whose form a row is: that of its first memory, or that of its file if the
+    memory is in the plain form."""
     name = shape.split()[0]
     return file if file and name == "plain" else name
 
 
 def _log_memories(item: _ReadItem) -> Iterator[LogMemory]:
-    """The memories of an item that have a text; where there are several, each has its number behind
-    the id."""
+    """The memories of an item that have a text; if there are several, each has its number after the
+    id."""
     memory_id = clean_text(_first_name([{"id": _memory_id(item.item)}], ("id",)))
     for number, raw in enumerate(item.memories, 1):
         day, unread_time = _read_time(raw.created_at)
@@ -991,7 +993,7 @@ def _log_memories(item: _ReadItem) -> Iterator[LogMemory]:
 
 
 def _answer_and_thoughts(answer: object) -> tuple[str, int]:
-    """The text of an answer, and whether thoughts were taken off it (1 or 0)."""
+    """The text of an answer, and whether thoughts were removed from it (1 or 0)."""
     is_number = isinstance(answer, int | float) and answer == answer
     text = clean_text(str(_whole_number(answer)) if is_number else answer)
     answer_text, thoughts = split_thoughts(text)
@@ -1036,7 +1038,7 @@ def to_log_row(record: dict, line: int = 0) -> LogRow:
 
 def read_log_row(record: object, line: int = 0, system: str = "") -> LogRow | RowFault:
     """The row of a raw record, or the first thing that is wrong with it; `system` names the format
-    of the file where its memories have none of their own.
+    of the file if its memories have none of their own.
     """
     faults, items, unknown_ids = _read_row(record)
     if faults or not isinstance(record, dict):

@@ -65,23 +65,23 @@ class GateSettings(FrozenSettings):
     metrics: tuple[MetricName, ...] = Field(
         default=("SCS",), min_length=1
     )  # compared with the baseline
-    max_drop: float = 2.0  # by so many points each may get worse
-    # least values, of metrics of which more is better, and largest values of the others
+    max_drop: float = 2.0  # how many points each may get worse
+    # lowest allowed values (more is better), and highest allowed values (less is better)
     minimum: dict[MetricName, float] = Field(default_factory=dict)
     maximum: dict[MetricName, float] = Field(default_factory=dict)
     false_alarms: float = 0.01  # rate of failures without a change, all metrics together
     caught: float = 0.95  # rate at which a drop of `drop` points has to be caught
-    drop: float | None = None  # 5 points, or 3 more than max_drop where that is more
+    drop: float | None = None  # 5 points, or max_drop + 3 if that is more
     max_unscored: float = Field(default=5.0, ge=0, le=100)  # percent of the answers
     strict: bool = False  # undecided checks fail, too
-    side: str | None = None  # which model (and framing), where a run has several
+    side: str | None = None  # which model (and framing), if a run has several
     common: bool = False  # compare on the questions that both have
     pair: Literal["question", "example"] | None = None  # logs by question, others by example
     different_judges: bool = False
 
     @property
     def rule(self) -> DropRule:
-        """When a fall of a metric counts."""
+        """When a drop of a metric counts."""
         drop = max(5.0, self.max_drop + 3) if self.drop is None else self.drop
         return DropRule(self.max_drop, self.false_alarms, self.caught, drop)
 
@@ -118,19 +118,20 @@ class GateCheck:
 
 
 def _bounds(low: float, high: float) -> str:
-    """An interval in words; said, too, where there is none."""
+    """An interval in words; the words also say if there is none."""
     if math.isnan(low):
         return f"no interval from fewer than {LEAST_GROUPS} questions"
     return f"95 % interval {low:+.1f} to {high:+.1f}"
 
 
 def _of_hundred(rate: float) -> str:
-    """A rate as so many of 100."""
+    """A rate as a count out of 100."""
     return f"{100 * rate:g} of 100"
 
 
 def _needed_words(test: Mapping[str, Any], rule: DropRule) -> str:
-    """How much a gate sees at this number of questions, and how many it would need for `drop`."""
+    """What a gate can detect with this number of questions, and how many it would need for
+    `drop`."""
     if test["needed"] is None:
         return "one question is not enough to estimate noise"
     words = f"{test['questions']:,} questions catch "
@@ -142,7 +143,7 @@ def _needed_words(test: Mapping[str, Any], rule: DropRule) -> str:
 
 
 def _not_asked(name: str, metric: str, questions: int) -> GateCheck:
-    """The check of a metric that asks about none of the questions."""
+    """The check of a metric that does not apply to any of the questions."""
     why = f"{metric} does not apply to any of {counted(questions, 'question')}"
     return GateCheck(name, "undecided", why, {"metric": metric, "questions": 0})
 
@@ -151,7 +152,7 @@ def _drop_check(
     metric: str, before: np.ndarray, after: np.ndarray, settings: GateSettings
 ) -> GateCheck:
     """A metric against the baseline; `before` and `after` are its values on each question, NaN
-    where it does not ask about one."""
+    if it does not apply to the question."""
     rule = settings.rule
     name = f"{metric} against the baseline"
     is_asked = ~np.isnan(before) & ~np.isnan(after)
@@ -186,8 +187,8 @@ def _drop_check(
 def _limit_check(
     metric: str, values: np.ndarray, limit: float, is_minimum: bool, settings: GateSettings
 ) -> GateCheck:
-    """A metric against a limit; `values` are its values on each question, NaN where it does not ask
-    about one."""
+    """A metric against a limit; `values` are its values on each question, NaN if it does not
+    apply to the question."""
     from scipy.stats import t
 
     name = f"{metric} at {'least' if is_minimum else 'most'} {limit:g}"
@@ -242,7 +243,7 @@ class PairedAnswers:
 
 
 def _question_keys(side: Side, repeated: set[str]) -> dict[tuple[str, str], str]:
-    """Question -> example id; the id stands in the key of a question that is asked repeatedly."""
+    """Question -> example id; the key of a question that is asked repeatedly contains the id."""
     keys = {}
     for example_id, facts in side.facts.items():
         told_apart = example_id if facts.question in repeated else ""
@@ -295,7 +296,7 @@ def _with_unshown(
 
 
 class _Pairing:
-    """Two sides paired by question, and what of their memories only one side showed."""
+    """Two sides paired by question, and the memories that only one side showed."""
 
     def __init__(self, baseline: Side, side: Side):
         self.baseline = baseline
@@ -315,7 +316,7 @@ class _Pairing:
         return judgments
 
     def levels_differ(self, first_id: str, second_id: str) -> bool:
-        """Whether a memory of a question has one ideal level here and another there."""
+        """Whether a memory of a question has different ideal levels on the two sides."""
         before = self.baseline.facts[first_id]
         after = self.side.facts[second_id]
         for atom_id, match in _same_memories(before, after).items():
@@ -324,7 +325,7 @@ class _Pairing:
         return False
 
     def add(self, first_id: str, second_id: str) -> None:
-        """Take in a question by the example of each side."""
+        """Add a question, with the example of each side."""
         before = self.baseline.facts[first_id]
         after = self.side.facts[second_id]
         pairs = _same_memories(before, after)
@@ -357,7 +358,7 @@ class _Pairing:
 
 def pair_by_question(baseline: Side, side: Side, common: bool = False) -> PairedAnswers:
     """The judgments of two sides about the same questions; a memory that one of them did not show
-    is ignored there. What counts as one question is what the baseline's groups say.
+    is ignored there. The baseline's groups say what counts as one question.
 
     Raises `ValueError` for a side whose questions are not known, for other questions and for
     other ideal levels of a memory, unless `common` leaves those out.
@@ -414,7 +415,7 @@ def _some(example_ids: Sequence[str]) -> str:
 
 
 def _pairing_notes(pairing: _Pairing, left_out: int, relabelled: Sequence[str]) -> list[str]:
-    """What a reader has to know of two sides that were paired by question."""
+    """What a reader has to know about two sides that were paired by question."""
     notes = []
     questions = len({judgment.example_id for judgment in pairing.answers.before})
     if pairing.changed_questions:
@@ -538,8 +539,8 @@ def run_gate(
     """Compare a run folder with a baseline, if there is one, and with limits.
 
     Raises `ValueError` for a baseline on other questions or by another judge, for a run with
-    several models of which none is named, for a run without a scored answer, and where there is
-    nothing to check; `FileNotFoundError` and `DataError` as `load_run` does.
+    several models if `side` does not name one, for a run without a scored answer, and if there
+    is nothing to check; `FileNotFoundError` and `DataError` as `load_run` does.
     """
     import pandas as pd
 
@@ -638,7 +639,7 @@ def _history_row(gate: Gate) -> dict[str, Any]:
 
 
 def _with_this_run(gate: Gate, folder: Path) -> list[dict[str, Any]]:
-    """The history with this gate at its end; it replaces the last one where that was the same."""
+    """The history with this gate at its end; it replaces the last entry if that is the same run."""
     history = gate_history(folder)
     row = _history_row(gate)
     same = ("run", "verdict", "scores")
@@ -718,7 +719,7 @@ def _xml_text(suite: ElementTree.Element) -> str:
 
 
 def _plain(value: object) -> object:
-    """A number as JSON holds it; a number without a value as null."""
+    """A number for JSON; NaN becomes null."""
     if isinstance(value, float | np.floating):
         return None if math.isnan(value) else float(value)
     return value
@@ -799,7 +800,7 @@ def write_refusal(
 def _without_texts(
     side_judgments: Sequence[Judgment], contents: Mapping[str, str]
 ) -> Iterator[Judgment]:
-    """Judgments without quotes, reasons and errors of calls; hashes of examples filled in."""
+    """Judgments without quotes, reasons and errors of calls, with the hashes of examples."""
     for judgment in side_judgments:
         atoms = []
         for atom in judgment.atoms:

@@ -48,9 +48,9 @@ class MemoryReport:
 
 
 class _ExamplesOnDemand(Mapping[str, Example]):
-    """The examples of a file by id, each read when it is asked for: as objects, those of a large
+    """The examples of a file by id, each read when it is asked for, because the objects of a large
     log would not fit into a gigabyte. `left_out` counts how often each memory was a candidate and
-    did not enter the prompt; `says_what_entered` is whether the log says of a memory if it did.
+    did not enter the prompt; `says_what_entered` is whether the log says which memories did.
     """
 
     def __init__(self, file: Path):
@@ -92,8 +92,8 @@ def _marked_responses(file: Path) -> dict[tuple, str] | None:
 def read_memories(folder: str | Path) -> MemoryReport:
     """The memories of a run folder.
 
-    Raises `FileNotFoundError` where it has no examples.jsonl or judgments.jsonl, `DataError` for
-    damaged rows, and `ValueError` where no memory was judged.
+    Raises `FileNotFoundError` if it has no examples.jsonl or judgments.jsonl, `DataError` for
+    damaged rows, and `ValueError` if no memory was judged.
     """
     folder = Path(folder)
     for name in ("examples.jsonl", "judgments.jsonl"):
@@ -162,7 +162,7 @@ _VERBS = {
     "stale": ("is stale", "are stale"),
     "not applied": ("was not applied", "were not applied"),
     "never used": ("was never used", "were never used"),
-}  # of one memory, and of several
+}  # for one memory, and for several
 _PAGE_COLUMNS = {
     "text": "memory",
     "memory": "id",
@@ -199,13 +199,13 @@ def _page_table(memories: "pd.DataFrame") -> "pd.DataFrame":
     return table.rename(columns=_PAGE_COLUMNS)
 
 
-MISREAD = 0.05  # of answers; so often a judge may find a wrong use that is none
+MISREAD = 0.05  # share of answers in which a judge may find a wrong use that is not there
 
 
 def most_harmful(report: MemoryReport) -> str:
-    """The memory that cost most SCS, in a sentence; "" where none was used wrongly more often than
-    a judge that misreads `MISREAD` of the answers would have it (binomial test, times the number of
-    memories, below 5 %), or in fewer than three.
+    """The memory that cost most SCS, in a sentence; "" if this may be chance. The memory must be
+    used wrongly in three answers or more, and more often than a judge that misreads `MISREAD` of
+    the answers would report (binomial test; p, times the number of memories, below 5 %).
     """
     from scipy.stats import binom
 

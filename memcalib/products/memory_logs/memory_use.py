@@ -41,8 +41,8 @@ _PLACEHOLDER = re.compile(r"\[([a-z -]{2,20}) \d+\]")  # its number counts withi
 
 
 def _ids_of_words(frame: "pd.DataFrame") -> dict[str, str]:
-    """Hash of the words of a memory -> the id of the store that has them, where it is a single one:
-    a log may name the id of a memory in one row and not in the next."""
+    """Hash of the words of a memory -> its id in the store, if only one id has these words. A log
+    may name the id of a memory in one row and not in the next."""
     ids: dict[str, set[str]] = {}
     for memory, text in frame[["memory", "text"]].drop_duplicates().itertuples(index=False):
         key = _key_of_words(text)
@@ -74,7 +74,7 @@ USE_COLUMNS = (
 
 @dataclass(frozen=True)
 class _About:
-    """What an example says of one memory of its prompt."""
+    """What an example says about one memory of its prompt."""
 
     key: str
     text: str
@@ -134,7 +134,7 @@ def _memory_levels(
 def _answer_rows(
     number: int, judgment: Judgment, example: Example, cited: set[str] | None
 ) -> Iterator[tuple]:
-    """The rows of one answer; `cited` is None where no mark was looked for."""
+    """The rows of one answer; `cited` is None if no marks were looked for."""
     actions = {atom.atom_id: atom.memory_action for atom in example.atoms}
     rows = []
     for block in example.blocks:
@@ -159,8 +159,8 @@ def use_frame(
     """One row for each memory in the prompt of each judged answer, with `USE_COLUMNS`.
 
     `examples` are by id; `responses` are answers by (example, model, condition, seed, sample), in
-    which marks of citation are looked for. Answers without memory, and those whose example is not
-    there, give no row.
+    which marks of citation are looked for. Answers without memory, and answers whose example is
+    missing, have no row.
     """
     import pandas as pd
 
@@ -178,25 +178,25 @@ def use_frame(
     ids = _ids_of_words(frame)
     frame["memory"] = [ids.get(key, key) for key in frame["memory"]]
     if responses is not None and not frame["cited"].any():
-        frame["cited"] = math.nan  # a model that never marks does not say that it used nothing
+        frame["cited"] = math.nan  # a model that never marks anything may still have used memories
     return frame
 
 # %% ../../../nbs/products/memory_logs/13_memory_use.ipynb #6e048495
 def _newest_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """What is said of each memory where it stood last: text, time, source and type."""
+    """The text, time, source and type of each memory where it occurred last."""
     return frame.groupby("memory", sort=False)[["text", "time", "source", "type"]].last()
 
 
 def memory_table(
     frame: "pd.DataFrame", left_out: Mapping[str, int] | None = None
 ) -> "pd.DataFrame":
-    """One row for each memory, the most harmful first; raises `ValueError` for no row.
+    """One row for each memory, the most harmful first; raises `ValueError` without a row.
 
     `in_prompt` counts answers; `retrieved` adds how often a memory was a candidate and did not
-    enter the prompt (`left_out`, by memory; NaN where the log does not say). `cited` is NaN where
-    no answer has a mark, `over_used`, `under_used` and `lost` where no ideal level is known. `used`
-    is a trace or more, `decided` means Control, `took_over` Control where it should be Ignore,
-    `intruded` a trace or more there.
+    enter the prompt (`left_out`, by memory; NaN where the log does not say). `cited` is NaN if
+    no answer has a mark; `over_used`, `under_used` and `lost` are NaN if no ideal level is known.
+    `used` means a trace or more, `decided` means Control, `took_over` means Control where the
+    ideal level is Ignore, and `intruded` means a trace or more there.
     """
     import pandas as pd
 
@@ -273,7 +273,7 @@ def _more_than_others(
         others_chances = chances.sum() - chances[index]
         rate_of_all = (counts.sum() - counts[index] + 1) / (others_chances + 2)  # never zero
         compared = others.drop(index, errors="ignore")
-        hits = counts[compared].sum() + 2 * rate_of_all  # drawn to the rate of all where few count
+        hits = counts[compared].sum() + 2 * rate_of_all  # pulled to the rate of all if few count
         rate = max(rate_of_all, hits / (chances[compared].sum() + 2))
         p_values.append(float(binom.sf(counts[index] - 1, chances[index], min(rate, 1.0))))
     tests = len(table) - len(candidates)
@@ -294,8 +294,8 @@ def _hijacking(table: "pd.DataFrame") -> Iterator[dict[str, Any]]:
 
 
 def _intruding(table: "pd.DataFrame", named: Set[str]) -> Iterator[dict[str, Any]]:
-    """Memories that got into more answers than others do, and than those without another finding
-    do; those `named` have one that says more.
+    """Memories that got into more answers than other memories, and than those without another
+    finding. The memories in `named` have a finding that says more.
     """
     is_never_used = (table["used"] == 0) & (table["in_prompt"] >= LEAST_NEVER_USED)
     has_finding = is_never_used | table["memory"].isin(list(named))
@@ -311,7 +311,7 @@ def _intruding(table: "pd.DataFrame", named: Set[str]) -> Iterator[dict[str, Any
 
 
 def _subject_words(text: str) -> set[str]:
-    """The words of a memory that may tell its subject."""
+    """The words of a memory that may name its subject."""
     return {word for word in re.findall(r"\w+", text.lower()) if len(word) > 3}
 
 

@@ -58,11 +58,11 @@ def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
     return None
 
 
-_TITLE_WORDS = 3  # a bullet of at most so many words is a title of the bullets inside it
+_TITLE_WORDS = 3  # a bullet with at most this many words is a title of the bullets inside it
 
 
 def _title(text: str, most_words: int = _TITLE_WORDS) -> str:
-    """The title that a bullet is of the bullets inside it, without its colon or stars; "" for a
+    """The bullet as a title of the bullets inside it, without its colon or stars; "" for a
     bullet that is a statement of its own."""
     is_bold = _BOLD_LINE.match(text) is not None
     is_marked = is_bold or text.endswith(":")
@@ -72,8 +72,8 @@ def _title(text: str, most_words: int = _TITLE_WORDS) -> str:
 
 
 def _opens_list(lines: Sequence[str], number: int) -> bool:
-    """Whether a line is no memory but the heading of the bullets that follow it: in bold, or with a
-    colon at its end."""
+    """Whether a line is not a memory but the heading of the bullets that follow it: in bold, or
+    with a colon at its end."""
     line = lines[number].strip()
     if _BULLET_LINE.match(line) or not (line.endswith(":") or _BOLD_LINE.match(line)):
         return False
@@ -89,7 +89,7 @@ class _Bullets:
         self.open: list[tuple[int, int]] = []
 
     def around(self, bullet: re.Match[str]) -> int | None:
-        """The number of the entry inside which a bullet stands; None for none. Bullets that it
+        """The number of the entry that contains a bullet; None if no entry does. Bullets that it
         closes are forgotten."""
         self.indent = len(bullet[1].expandtabs(4))
         while self.open and self.open[-1][0] >= self.indent:
@@ -108,7 +108,7 @@ def note_entries(text: str) -> list[tuple[str, str]]:
     """
     entries: list[tuple[str, list[str]]] = []
     bullets = _Bullets()
-    titles: set[int] = set()  # the numbers of entries that say nothing but what others begin with
+    titles: set[int] = set()  # the numbers of entries that are only titles of others
     heading = ""
     is_open = in_code = False  # whether the next line goes on with the last entry
     text_lines = _COMMENT.sub("", text).splitlines()
@@ -161,7 +161,7 @@ def note_memories(text: str, name: str, left_out: list[str] | None = None) -> li
     """The memories of one note in the plain format: `id` is its name, with a number where it holds
     several; `source` its name.
 
-    What is no memory is added to `left_out`, with its reason.
+    Entries that are not memories are added to `left_out`, with the reason.
     """
     fields, body = front_matter(text[:_MOST_CHARACTERS])
     if Path(name).name in ("USER.md", "IDENTITY.md"):
@@ -206,7 +206,7 @@ def _without_headings(body: str) -> str:
 
 
 def _no_memory(entry: str) -> str:
-    """Why an entry of a note is no memory; "" for one that is."""
+    """Why an entry of a note is not a memory; "" for a memory."""
     if not entry:
         return "nothing"
     if _LINK_ONLY.match(entry):
@@ -219,8 +219,8 @@ def _no_memory(entry: str) -> str:
 
 
 def _text_memories(text: str, name: str) -> list[dict[str, Any]]:
-    """The memories of a plain text, as settings show them: one a line; a text with bullets or
-    headings is a note.
+    """The memories of a plain text with one on each line, as the settings of an application show
+    them; a text with bullets or headings is read as a note.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if any(_BULLET_LINE.match(line) or _HEADING_LINE.match(line) or line == "§" for line in lines):
@@ -311,9 +311,9 @@ def _entry(text: str) -> dict[str, str]:
 
 
 def section_entries(section: str) -> list[dict[str, str]]:
-    """The memories of a section: the lines above its bullets, and its bullets, each with the lines
-    that go on below it, and with the title in front inside which it stands; an introduction with a
-    colon is none, and a day in brackets in front is the time.
+    """The memories of a section: the lines above its bullets, and its bullets. A bullet includes
+    the lines that continue it, and has the title that it belongs to in front. An introduction with
+    a colon is not a memory. A day in brackets at the beginning is the time.
     """
     section = re.sub(r"</?[a-z_]+>", "", section, flags=re.I)
     lines = [line for line in section.splitlines() if line.strip()]
@@ -354,7 +354,7 @@ def _heading_level(line: str) -> int:
 
 
 def _opens_section(line: str) -> int:
-    """The level of a heading below which memories stand; 0 for any other line."""
+    """The level of a heading above memories; 0 for any other line."""
     level = _heading_level(line)
     title = line.strip().strip("#*_: ")
     if not level and title.lower() != "model set context":
@@ -367,7 +367,7 @@ def _below_headings(text: str) -> list[dict[str, str]]:
     """The memories below the headings of a text."""
     memories: list[dict[str, str]] = []
     section: list[str] = []
-    level = 0  # of the heading that is open
+    level = 0  # of the open heading
     has_blank = False
     for line in [*text.splitlines(), "# end"]:
         depth = _heading_level(line)
@@ -388,8 +388,8 @@ def _below_headings(text: str) -> list[dict[str, str]]:
 
 
 def _goes_beyond(line: str, section: Sequence[str], level: int) -> bool:
-    """Whether a line after a blank one belongs to a section no more: a paragraph after bullets, or
-    after the lines below a heading that is no Markdown."""
+    """Whether a line after a blank line no longer belongs to a section: a paragraph after bullets,
+    or after the lines below a heading that is not Markdown."""
     if not line.strip() or _BULLET_LINE.match(line) or line[:1] in " \t" or _heading_level(line):
         return False
     return any(map(_BULLET_LINE.match, section)) or level == 7
@@ -417,8 +417,8 @@ def _zep_entries(section: str) -> list[str]:
 
 
 def _entity(lines: Sequence[str]) -> str:
-    """The lines of an entity of Zep, parted by semicolons; what stands below a line with a colon at
-    its end belongs to that line."""
+    """The lines of an entity of Zep, separated by semicolons; the text below a line that ends in a
+    colon belongs to that line."""
     parts: list[str] = []
     for line in lines:
         if parts and parts[-1].endswith(":"):
@@ -430,9 +430,9 @@ def _entity(lines: Sequence[str]) -> str:
 
 def context_facts(context: str) -> list[dict[str, str]]:
     """The facts, entities, summaries and episodes of a context block of Zep, each as an edge; none
-    where it has neither sections nor bullets alone.
+    if it has no sections and does not consist of bullets.
     """
-    context = _CLOCK_BEHIND_DAY.sub("", context)  # the second of a time can identify a person
+    context = _CLOCK_BEHIND_DAY.sub("", context)  # a time to the second can identify a person
     sections = [match[2] for match in _ZEP_SECTION.finditer(context)]
     lines = [line for line in context.splitlines() if line.strip()]
     if not sections and lines and all(map(_BULLET_LINE.match, lines)):
@@ -454,8 +454,8 @@ def block_memories(label: str, value: str) -> list[dict[str, str]]:
 
 
 def system_memories(text: str) -> list[dict[str, Any]]:
-    """The memories in the text of a prompt, each with its text and, where it has one, its day; none
-    where no section is about memory.
+    """The memories in the text of a prompt, each with its text and, if it has one, its day; none
+    if no section is about memory.
     """
     if _ZEP_SECTION.search(text):
         facts = context_facts(text)
@@ -515,7 +515,7 @@ _ANSWER_NAMES = ("response", "answer", "output", "reply", "completion", "predict
 
 
 def _named(texts: Sequence[tuple[tuple, str]], names: Sequence[str]) -> str:
-    """The place of the first text under one of these names; "" for none."""
+    """The place of the first text under one of these names; "" if there is none."""
     for name in names:
         for path, _ in texts:
             if path[-1] == name:
@@ -557,7 +557,7 @@ def mapping_lines(
     """Ten lines of Python that turn a log of records like this one into rows that are read.
 
     `one_value` says that the file is one JSON value, whose rows are the record or in a list inside
-    it. Names that are guessed are marked, those that cannot be guessed are in capitals.
+    it. Guessed names are marked; names that cannot be guessed are in capitals.
     """
     rows = "[record]"
     inside = rows_inside(record) if one_value else ()

@@ -43,19 +43,19 @@ class LogPlan(LogConfig):
     file: str
     store: str | None = None  # the export with the texts of `memory_ids`
     redaction: str | None = None  # a file of rules; the shipped ones without it
-    model: str = "answers of the log"  # who answered, where the rows do not say
+    model: str = "answers of the log"  # who answered, if the rows do not say
     unlabelled: bool = False  # only which memories left a trace, without ideal levels
     merge: bool = True  # memories of a row that say the same are judged as one
     levels: str | None = None  # folder of `memcalib levels`, where the log has none
-    candidates: bool = False  # memories, too, that were found and did not enter the prompt
+    candidates: bool = False  # also memories that were found but did not enter the prompt
     memories: int = Field(200, ge=1)  # the best-ranked ones of a row
     query_chars: int = Field(20_000, ge=1)  # most
     memory_chars: int = Field(20_000, ge=1)  # most
     answer_chars: int = Field(100_000, ge=1)  # most
 
     def identity(self) -> dict[str, Any]:
-        """What decides the rows, as plain values: contents of the files by their hashes, no
-        names.
+        """The settings that determine the rows, as plain values: the contents of files as hashes,
+        without their names.
         """
         identity = self.model_dump(mode="json")
         identity["file"] = f"sha256 {file_hash(self.file)[:16]}"
@@ -67,16 +67,16 @@ class LogPlan(LogConfig):
         return identity
 
 # %% ../../../nbs/products/memory_logs/11_own_answers.ipynb #8668dcf4
-UNKNOWN_LEVEL = Level.IGNORE  # what stands in a record where no level is known; never scored
+UNKNOWN_LEVEL = Level.IGNORE  # the value in a record if no level is known; never scored
 
 
-LEAST_LEVELS = 10  # below so many levels nothing is said of their being alike
-MOST_ALIKE = 99.0  # percent; a log in which so many are one level tells no memories apart
+LEAST_LEVELS = 10  # with fewer levels, there is no warning that they are alike
+MOST_ALIKE = 99.0  # percent; with so many of one level, memories cannot be told apart
 
 
 def alike_levels(levels: Iterable[Level]) -> str:
-    """A warning where all levels of a log, or `MOST_ALIKE` percent of them, are the same; "" for
-    others, and for fewer than `LEAST_LEVELS`.
+    """A warning if all levels of a log, or `MOST_ALIKE` percent of them, are the same; ""
+    otherwise, and for fewer than `LEAST_LEVELS`.
     """
     counts = Counter(levels)
     total = counts.total()
@@ -94,7 +94,7 @@ def alike_levels(levels: Iterable[Level]) -> str:
 
 
 def members_of(example: Example) -> dict[str, list[str]]:
-    """Atom id -> the other memories that are judged as one with it, where there are any."""
+    """Atom id -> the other memories that are judged together with it, if there are any."""
     members = {}
     for atom in example.atoms:
         others = (atom.model_extra or {}).get("members")
@@ -116,7 +116,7 @@ class _RedactedTexts:
 
 
 def _redacted(row: LogRow, redactor: Redactor, plan: LogPlan) -> tuple[_RedactedTexts, Counter]:
-    """The texts of a row without private values, and how many values each rule took out."""
+    """The texts of a row without private values, and how many values each rule removed."""
     memories = row.memories[: plan.memories]
     groups = [
         [row.query],
@@ -138,7 +138,7 @@ def same_groups(memories: Sequence[LogMemory], texts: Sequence[str]) -> list[lis
     """The positions of memories that say the same, the first of each group the best-ranked one.
 
     They have nearly the same words and the same figures (`says_again`), and no two different ideal
-    levels. Across languages nothing is found.
+    levels. The same fact in two languages is not found.
     """
     groups: list[list[int]] = []
     for position, memory in enumerate(memories):
@@ -160,8 +160,8 @@ _SAFE_ID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[A-
 def _about_memories(row: LogRow, redactor: Redactor, plan: LogPlan) -> list[dict[str, str]]:
     """What the store says about each memory of a row, without private values: id, source and type.
 
-    An id in which something private is found is named by its hash, the same in all rows; a source
-    or type is redacted.
+    An id that contains something private is replaced with its hash, which is the same in all rows;
+    a source or type is redacted.
     """
     memories = row.memories[: plan.memories]
     texts = []
@@ -187,8 +187,8 @@ def _block_and_atom(
     store_facts: Sequence[Mapping[str, str]],
     level: Level | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The block of memories that say the same, and its one atom: with words and rank of the first,
-    the others its members; `level` is None where ideal levels are not known."""
+    """The block of memories that say the same, and its one atom. It has the words and the rank of
+    the first memory; the other memories are its members. `level` is None if it is not known."""
     first = positions[0]
     memory = row.memories[first]
     text = texts.memories[first].strip()
@@ -268,7 +268,8 @@ def _example_row(
 # %% ../../../nbs/products/memory_logs/11_own_answers.ipynb #d4718878
 @dataclass
 class OwnAnswers:
-    """What a log of answers gives: examples, an answer or more for each, and what was left out."""
+    """What is made of a log of answers: examples, one or more answers for each, and what was left
+    out."""
 
     reading: LogReading
     examples: list[Example] = field(default_factory=list)
@@ -285,7 +286,7 @@ class OwnAnswers:
     question_ids: set[str] = field(default_factory=set)
     rows_of: Counter[str] = field(default_factory=Counter)  # id of an example -> rows
     memories_of: Counter[str] = field(default_factory=Counter)  # and their memories
-    merged: Counter[str] = field(default_factory=Counter)  # what is judged as one, kept or not
+    merged: Counter[str] = field(default_factory=Counter)  # what is judged together, kept or not
 
     @property
     def labelled(self) -> list[Example]:
@@ -293,7 +294,7 @@ class OwnAnswers:
         return [example for example in self.examples if has_levels(example)]
 
     def leave_out(self, ids: Iterable[str], why: str) -> None:
-        """Leave out the examples of these ids with their answers, and say so in the account."""
+        """Leave out the examples with these ids and their answers, and record it in the account."""
         gone = set(ids)
         for example in self.examples:
             if example.id in gone:
@@ -309,7 +310,7 @@ class OwnAnswers:
         account.check()
 
     def to_dict(self) -> dict[str, Any]:
-        """Where each role was read from and what became of everything, for a manifest."""
+        """Where each role was read from and what happened to everything, for a manifest."""
         return self.reading.to_dict()
 
     def losses(self) -> list[Dropped]:
@@ -322,8 +323,8 @@ class OwnAnswers:
         return notes + self._id_notes()
 
     def _id_notes(self) -> list[str]:
-        """What became of memories that say the same, and of rows whose id stands before: other
-        questions, further answers to one."""
+        """What happened to memories that say the same, and to rows whose id occurred before, with
+        another question or with another answer to the same one."""
         notes = []
         if self.merged["memories"]:
             count = counted(self.merged["memories"], "memory says", "memories say")
@@ -386,7 +387,7 @@ class OwnAnswers:
 
     def statement(self, judges: Iterable[object]) -> str:
         """What would be sent to whom, in one line for each judge behind an endpoint, and what is
-        promised about it; empty where nothing is sent.
+        promised about it; empty if nothing is sent.
         """
         lines = []
         for judge in judges:
@@ -438,7 +439,7 @@ class _AnswerMaker:
         return refusal(row, self.plan)
 
     def add(self, row: LogRow) -> None:
-        """Take in a row, or say why not."""
+        """Add a row, or return why it cannot be added."""
         fault = self.fault(row)
         if fault:
             name = self.result.reading.name
@@ -493,8 +494,8 @@ class _AnswerMaker:
         self.samples[example.id, model] += 1
 
     def _without_candidates(self, row: LogRow) -> tuple[LogRow, list[str]]:
-        """The row with the memories of its prompt alone, and by what the others are known: the id
-        of the store, or a hash of the text.
+        """The row with only the memories of its prompt, and the keys of the other memories: the id
+        in the store, or a hash of the text.
         """
         outside = [memory for memory in row.memories if memory.in_prompt is False]
         if not outside:
@@ -511,7 +512,7 @@ class _AnswerMaker:
         return row.model_copy(update={"memories": inside}), keys
 
     def _with_best(self, row: LogRow) -> LogRow:
-        """The row with as many memories as the plan takes, the best-ranked ones."""
+        """The row with the best-ranked memories, as many as the plan allows."""
         beyond = len(row.memories) - self.plan.memories
         if beyond <= 0:
             return row
@@ -520,12 +521,12 @@ class _AnswerMaker:
         return row.model_copy(update={"memories": row.memories[: self.plan.memories]})
 
     def check(self) -> None:
-        """Raises `Unbalanced` where the account does not hold what was made of the log."""
+        """Raises `Unbalanced` if the account does not match what was made of the log."""
         used = {"row": self.used_rows, "memory": self.used_memories}
         self.result.reading.account.check(used)
 
     def _with_own_id(self, example: Example) -> Example:
-        """The example that is there already under this id, or this one under an id that no other
+        """The example that already has this id, or this example under an id that no other example
         has.
         """
         first_id = example.id
@@ -551,14 +552,14 @@ def own_answers(
     answers_needed: bool = True,
     shown: int | None = None,
 ) -> OwnAnswers:
-    """The examples and answers in a log (or of rows, `source`), redacted; what does not enter is
+    """The examples and answers in a log (or of rows, `source`), redacted; what is left out is
     counted.
 
-    `limit` takes only the first questions; rows without an answer are kept where no
-    `answers_needed`. With `shown`, only this many examples are kept and the others are counted, so
-    that a log of any size fits into memory. Raises `DataError` for a file of an unknown shape, a
-    map that does not fit, and a log of which no row may enter, `FileNotFoundError`, and
-    `Unbalanced` if something was dropped without a reason.
+    `limit` takes only the first questions; rows without an answer are kept unless `answers_needed`.
+    With `shown`, only this many examples are kept and the others are counted, so that a log of any
+    size fits into memory. Raises `DataError` for a file of an unknown shape, a map that does not
+    fit, and a log without a usable row, `FileNotFoundError`, and `Unbalanced` if something was
+    dropped without a reason.
     """
     source = plan.file if source is None else source
     if not isinstance(source, str | Path):

@@ -58,12 +58,12 @@ class PromptSetting(FrozenSettings):
     log, or all of them if it does not say.
     """
 
-    top_k: int | None = Field(default=None, ge=0)  # the first so many
-    threshold: float | None = None  # of this score or better
-    stale_only: bool = False  # those alone beside which a newer memory on their subject stands
+    top_k: int | None = Field(default=None, ge=0)  # how many, from the first
+    threshold: float | None = None  # only memories with this score or better
+    stale_only: bool = False  # only memories for which there is a newer one on the subject
     framing: Framing = "advice"
-    role: MemoryRole = "user"  # in which message the memories stand
-    times: bool = True  # shown where they are known
+    role: MemoryRole = "user"  # the message that contains the memories
+    times: bool = True  # whether known times are shown
     scores: bool = False
 
     @property
@@ -97,8 +97,8 @@ class SweepGrid(FrozenSettings):
     roles: tuple[MemoryRole, ...] = ("user",)
     times: tuple[bool, ...] = ()
     scores: tuple[bool, ...] = ()
-    stale_only: bool = False  # today's setting with stale memories alone, to see their pull
-    full: bool = False  # every combination, not one knob at a time
+    stale_only: bool = False  # today's setting with stale memories alone, to see their effect
+    full: bool = False  # every combination, not one change at a time
 
     @model_validator(mode="after")
     def _no_negative_k(self) -> "SweepGrid":
@@ -143,7 +143,7 @@ class SweepGrid(FrozenSettings):
 
 # %% ../../../nbs/products/memory_logs/14_sweep.ipynb #915cba9b
 def _is_in_prompt(example: Example, block_id: str) -> bool:
-    """Whether the log says of a memory that it entered the prompt, or says nothing."""
+    """Whether a memory entered the prompt according to the log, or the log does not say."""
     for block in example.blocks:
         if block.parent_memory_id == block_id:
             return (block.model_extra or {}).get("in_prompt") is not False
@@ -151,7 +151,7 @@ def _is_in_prompt(example: Example, block_id: str) -> bool:
 
 
 def _has_newer(block: Block, others: Iterable[Block]) -> bool:
-    """Whether a newer memory on the same subject stands among others."""
+    """Whether there is a newer memory on the same subject among the others."""
     return any(
         bool(block.time)
         and bool(other.time)
@@ -164,8 +164,8 @@ def _has_newer(block: Block, others: Iterable[Block]) -> bool:
 def shown_blocks(example: Example, setting: PromptSetting, is_distance: bool = False) -> list[str]:
     """The ids of the memories that a setting shows, in the order of the candidates.
 
-    `is_distance` says that smaller scores are better. Raises `ValueError` where a threshold is
-    asked for and a memory has no score.
+    `is_distance` says that smaller scores are better. Raises `ValueError` if there is a
+    threshold and a memory has no score.
     """
     blocks = list(example.blocks)
     if setting.top_k is None and setting.threshold is None:
@@ -228,10 +228,10 @@ _MIXED_SHARE = 0.05  # of the rows
 
 
 def score_scale(examples: Iterable[Example]) -> str:
-    """`similarity` where scores fall along the candidates, `distance` where they rise.
+    """`similarity` if scores fall along the candidates, `distance` if they rise.
 
-    Raises `ValueError` where a candidate has no score, where scores fall in some questions and rise
-    in others, and where some questions have scores up to 1 and others far above.
+    Raises `ValueError` if a candidate has no score, if scores fall in some questions and rise in
+    others, or if some questions have scores up to 1 and others far above 1.
     """
     falling: list[str] = []
     rising: list[str] = []
@@ -278,8 +278,8 @@ def score_scale(examples: Iterable[Example]) -> str:
 
 # %% ../../../nbs/products/memory_logs/14_sweep.ipynb #cea16c5f
 def whole_judgment(example: Example, judgment: Judgment | None, setting: PromptSetting) -> Judgment:
-    """A judgment of all candidates from that of those shown (`None` where none was shown); the
-    others are ignored. `model` names the setting.
+    """A judgment of all candidates, from the judgment of the shown ones (`None` if none was shown);
+    the other candidates count as ignored. `model` names the setting.
     """
     judged = {} if judgment is None else {atom.atom_id: atom for atom in judgment.atoms}
     atoms = []
@@ -321,7 +321,7 @@ def sweep_table(
     """One row for each setting, today's first: every metric with bounds, tokens of a prompt,
     the paired difference of SCS to today's with bounds and `p_holm`, and unscored answers.
 
-    Raises `ValueError` where no answer of a setting is scored.
+    Raises `ValueError` if no answer of a setting is scored.
     """
     import pandas as pd
 

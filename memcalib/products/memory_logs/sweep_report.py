@@ -79,7 +79,8 @@ def sweep_figure(table: "pd.DataFrame", recommendation: Recommendation) -> "Figu
 
 # %% ../../../nbs/products/memory_logs/17_sweep_report.ipynb #f2b86d11
 def with_p_as_text(table: "pd.DataFrame") -> "pd.DataFrame":
-    """The table of a sweep with its corrected p as text, such as `< 0.001`; empty for today's."""
+    """The table of a sweep with its corrected p as text, such as `< 0.001`; empty for today's
+    setting."""
     texts = [
         "" if p != p else p_value(p).removeprefix("p ").removeprefix("= ") for p in table["p_holm"]
     ]
