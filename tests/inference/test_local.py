@@ -2,6 +2,7 @@
 and vLLM's interface.
 """
 
+import contextlib
 import math
 import sys
 from collections import Counter
@@ -14,10 +15,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from micro_policy import EXAMPLES, TOKENIZER
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from memcalib.inference.local import LocalBackend, VllmBackend
 from memcalib.inference.sampling import (
+    decoding,
     draw,
     end_tokens,
     answer_and_judge,
@@ -206,6 +209,54 @@ def test_every_kind_of_cache_loses_and_copies_rows(kind, options):
     expected = [up_to_first(row, ends) for row in rows]
     assert sample_tokens(model, prompts, ends=ends, max_tokens=16, temperature=0) == expected
     assert len({len(row) for row in expected}) > 1
+
+
+def decoded(model, **options):
+    return sample_tokens(
+        model, [[1, 2, 3], [4, 5, 6, 7, 8]], ends=[0], max_tokens=12, temperature=0, **options
+    )
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_sampling_leaves_the_model_as_it_was(attention):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3", **TINY, num_hidden_layers=2)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model.requires_grad_(False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        decoded(model)
+    assert model.config._attn_implementation == attention
+    assert model.training and not any(weight.requires_grad for weight in model.parameters())
+    model.lm_head.weight.fill_(torch.nan)
+    with (
+        pytest.raises(FloatingPointError),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        decoded(model)
+    assert model.config._attn_implementation == attention
+    assert model.training and not any(weight.requires_grad for weight in model.parameters())
+
+
+def test_weights_that_are_converted_once_give_the_same_answers():
+    """Inside an adapter, too, where the base weights are frozen and the adapter's are not."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3", **TINY, num_hidden_layers=2)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_config(config),
+        LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
+    ).eval()
+    ids = torch.arange(1, 13).reshape(2, 6)
+    last, before = ids[:, -1:], ids[:, :-1]
+    logits = []
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for block in (contextlib.nullcontext, lambda: decoding(model)):
+            with block():
+                cache = model(input_ids=before, use_cache=True).past_key_values
+                logits.append(model(input_ids=last, past_key_values=cache).logits)
+    assert logits[0].dtype == torch.bfloat16
+    torch.testing.assert_close(*logits, rtol=2**-6, atol=2**-6)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if "lora_" in name}
 
 
 def test_rows_do_not_depend_on_their_company():
