@@ -460,7 +460,7 @@ Yes = Annotated[
 ]
 FilledBy = Annotated[str, typer.Option(help="Name of the person who filled in the sheet.")]
 DrawSeed = Annotated[int, typer.Option(help="Random seed of the draw.")]
-EvaluatedRun = Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]
+EvaluatedRun = Annotated[Path, typer.Argument(help="The run folder of an evaluation.")]
 ResumeAnyway = Annotated[
     bool,
     typer.Option(
@@ -1079,7 +1079,7 @@ def levels(
     if sheet is not None:
         if not labeller:
             raise ValueError(
-                "--labeller: found nothing; allowed: the name of the person who filled in the sheet"
+                "--labeller: found no name; allowed: the name of the person who filled in the sheet"
             )
         book = LevelsFile(out)
         book.check_log(file)
@@ -1135,7 +1135,7 @@ def levels(
 @app.command(cls=_EVALUATION)
 def evaluate(
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/evaluation"),
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/evaluation"),
     config: Config = None,
     model: Model = None,
     base_url: Url = None,
@@ -1660,7 +1660,7 @@ def metric_limits(option: str, entries: Sequence[str] | None) -> dict[str, float
 @app.command(cls=_command_with("memcalib.products.memory_logs.gate:GateSettings"))
 def gate(
     run: Annotated[
-        Path | None, typer.Argument(help="Run folder of the evaluation to be checked.")
+        Path | None, typer.Argument(help="The run folder of the evaluation to check.")
     ] = None,
     baseline: Annotated[
         Path | None,
@@ -1875,7 +1875,7 @@ def sweep(
             "any log."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/sweep"),
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/sweep"),
     config: Config = None,
     model: Model = None,
     base_url: Url = None,
@@ -1893,7 +1893,7 @@ def sweep(
     framing: Annotated[
         str | None,
         typer.Option(
-            help="Wordings with which to introduce the memories: advice, background, facts or "
+            help="How to introduce the memories: one or more of advice, background, facts and "
             "authoritative, separated by commas; --dry-run shows the texts."
         ),
     ] = None,
@@ -2028,8 +2028,8 @@ def score(
 ) -> None:
     """Print the scores of a file of judgments, with intervals and controls.
 
-    It also prints the proportions of the nine channels and the number of unscored atoms, and
-    quality and safety if these were rated.
+    It also prints the proportions of the nine channels, the number of unscored atoms and, if they
+    were rated, quality and safety.
 
     Example: memcalib score runs/first/judgments.jsonl --by domain,kind
     """

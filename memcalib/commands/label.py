@@ -250,7 +250,7 @@ def _check_labeller(labeller: str) -> None:
     """Raises `ValueError` for a sheet of nobody."""
     if not labeller:
         raise ValueError(
-            "--labeller: found nothing; allowed: the name of the person who filled in the sheet"
+            "--labeller: found no name; allowed: the name of the person who filled in the sheet"
         )
 
 

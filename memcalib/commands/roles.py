@@ -49,9 +49,9 @@ def examples_of_training(run: str | Path, data: str | None = None) -> list[Examp
     recipe = (manifest.get("config") or {}).get("recipe")
     if recipe is None:
         raise ValueError(
-            f"{run}: found no manifest of a training run, so its examples are unknown; allowed: "
-            f"the "
-            "run folder of `memcalib train`, or --data with its examples"
+            f"{run}: found no manifest of a training run, so the examples of the training are "
+            "unknown; allowed: a run folder that `memcalib train` wrote, or these examples, given "
+            "with --data"
         )
     return recipe_examples(Recipe.model_validate(recipe)).train
 
@@ -103,7 +103,7 @@ def roles_from_sheet(
     """
     if not labeller:
         raise ValueError(
-            "--labeller: found nothing; allowed: the name of the person who filled in the sheet"
+            "--labeller: found no name; allowed: the name of the person who filled in the sheet"
         )
     out = Path(out)
     items = list(read_jsonl(out / ITEMS, RoleItem))

@@ -655,7 +655,7 @@ def caption(
     Raises `ValueError` for an empty `n`.
     """
     if not n.strip():
-        raise ValueError("n: found nothing; allowed: a number of cases, such as '300 questions'")
+        raise ValueError("n: found no number; allowed: a number of cases, such as '300 questions'")
     seed_names = [] if seeds is None else [str(seed) for seed in seeds]
     if not seed_names:
         seed_text = "no seed"

@@ -542,7 +542,7 @@ def refused_lines(forecast: str) -> list[str]:
             "grpo",
             "start: adapter '/no/adapter' cannot",
         ),
-        ({"demonstrations": None}, "sft", "demonstrations: found nothing"),
+        ({"demonstrations": None}, "sft", "demonstrations: found no endpoints"),
         ({"data": {"train": "none.jsonl"}}, "grpo", "data.train: none.jsonl"),
         (
             {"demonstrations": "none"},

@@ -574,7 +574,7 @@ def test_a_caption_says_what_its_numbers_are_of(tmp_path):
     assert all(
         phrase in caption for phrase in ("n = 7 pairs", "seeds 1, 2", "ddof = 1", "no interval")
     )
-    with pytest.raises(ValueError, match="n: found nothing"):
+    with pytest.raises(ValueError, match="n: found no number"):
         tables.caption("x", n=" ", seeds=None, interval=None, ddof=None)
     with pytest.raises(TypeError):
         tables.caption("x", n="7 pairs")

@@ -291,7 +291,7 @@ class Build(BaseModel):
         for role in ROLES:
             if not self.micro and getattr(self, role) is None:
                 raise ValueError(
-                    f"{role}: found nothing; a build needs an endpoint for each of builder, "
+                    f"{role}: found no endpoint; a build needs an endpoint for each of builder, "
                     f"reviewer and reviewer2"
                 )
         if self.reviewer and self.reviewer2:

@@ -1069,7 +1069,7 @@ def _hard_faults(draft: Draft, family: str, hard: HardReply) -> Iterator[TextFau
         allowed = f"a sentence that says {sign.meaning}"
         yield TextFault("family", f"{family}: found {short_repr(hard.text)}; allowed: {allowed}")
     if not hard.why_tempting.strip():
-        yield TextFault("why tempting", "found nothing; allowed: a sentence")
+        yield TextFault("why tempting", "found no sentence; allowed: a sentence")
     texts_by_id = {atom.atom_id: atom.text for atom in draft.atoms}
     yield from _new_atom_faults(hard.text, draft.query, texts_by_id)
     row_texts = list(texts_by_id.values())

@@ -48,7 +48,7 @@ def taskset_settings(config: TasksetFields) -> EngineSettings:
     """The engine's settings in the configuration of a taskset; `ValueError` without a judge."""
     if config.judge is None:
         raise ValueError(
-            "env.taskset.judge: found nothing; allowed: an endpoint (model, base_url, key_env), "
+            "env.taskset.judge: found no judge; allowed: an endpoint (model, base_url, key_env), "
             "micro-exact, or package.module:name"
         )
     credit = rule_settings(config.rule)

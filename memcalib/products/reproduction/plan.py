@@ -503,7 +503,7 @@ class Plan:
         missing = []
         if not making:
             missing.append(
-                "demonstrations: found nothing; teacher, evaluator and evaluator2 are needed"
+                "demonstrations: found no endpoints; teacher, evaluator and evaluator2 are needed"
             )
         for role in ("teacher", "evaluator", "evaluator2"):
             if isinstance(making.get(role), Mapping):

@@ -46,7 +46,7 @@ def rule_costs(plan: Profile, rules: Sequence[str], price: Mapping[str, float]) 
         speed = model.speed
         if speed is None:
             raise ValueError(
-                f"{name}: speed: found nothing; allowed: sampled and read, in tokens per second"
+                f"{name}: speed: found no numbers; allowed: sampled and read, in tokens per second"
             )
         gdpo_seconds, gdpo_dollars = _answer_cost(name, "gdpo", priced, speed)
         for rule in rules:

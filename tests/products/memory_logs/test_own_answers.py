@@ -227,7 +227,7 @@ def test_evaluate_takes_a_frame_and_a_folder(tmp_path):
     assert {judgment.key for judgment in again} == {judgment.key for judgment in judgments}
     with pytest.raises(DataError, match="example, model and response"):
         mc.evaluate([{"example": example, "response": 3}], judge=all_bound)
-    with pytest.raises(ValueError, match="model: found nothing"):
+    with pytest.raises(ValueError, match="model: found no model"):
         mc.evaluate("starter", judge=all_bound)
 
 
