@@ -990,9 +990,9 @@ def with_labels(
     """
     if not labels.labelled_answers:
         raise ValueError(
-            f"{labels.source}: found {counted(len(labels.rows_by_answer), 'drawn answer')}, none "
-            f"of which is labelled; allowed: labels for answers to at least {LEAST_QUESTIONS} "
-            f"questions"
+            f"{labels.source}: found {counted(len(labels.rows_by_answer), 'drawn answer')}, the "
+            f"first of which is not labelled; allowed: labels for answers to at least "
+            f"{LEAST_QUESTIONS} questions, in the order of drawing"
         )
     answers = _answers_with_atoms(judgments, set(labels.rows_by_answer))
     each_once = frame.drop_duplicates(list(_ANSWER_KEY))

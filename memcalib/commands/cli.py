@@ -1067,7 +1067,7 @@ def levels(
     Example: memcalib levels service.jsonl --consent "terms of 2026" --model deepseek-chat
     --base-url https://api.deepseek.com/v1 --key-env DEEPSEEK_API_KEY
     """
-    from memcalib.products.memory_logs.levels import LevelsFile, items_to_settle, propose_levels
+    from memcalib.products.memory_logs.levels import LevelsFile, propose_levels
     from memcalib.commands.build import asked_yes
     from memcalib.io.records import counted
     from memcalib.settings.files import check_settings
@@ -1107,9 +1107,9 @@ def levels(
         raise NotAgreed.with_way_on(" the same command and --yes")
     proposals = propose_levels(log_answers.examples, endpoint, cache_of(cache, no_cache))
     book = LevelsFile.write(out, proposals, file)
-    to_settle = len(items_to_settle(book.proposals.values()))
+    to_settle = len(book.left())
     print("\n".join(book.notes()))
-    sheet_to_fill = str(out / "sheet.csv")
+    sheet_to_fill = str(book.sheet)
     read_sheet = ["levels", file, "--out", str(out), "--sheet", sheet_to_fill, "--labeller", "NAME"]
     judge_them = ["evaluate", "--log", file, "--levels", str(out)]
     for path in map_ or ():
@@ -1118,11 +1118,19 @@ def levels(
         judge_them += [option, value] if value is not None else []
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]
     judge_them += ["--judge-key-env", endpoint.key_env]
-    print(
-        f"A person has to decide on {counted(to_settle, 'memory', 'memories')} in "
-        f"{sheet_to_fill}. When the sheet is filled in, run:"
-    )
-    print(f"  memcalib {shlex.join(read_sheet)}")
+    if to_settle:
+        print(
+            f"A person has to decide on {counted(to_settle, 'memory', 'memories')} in "
+            f"{sheet_to_fill}. When the sheet is filled in, run:"
+        )
+        print(f"  memcalib {shlex.join(read_sheet)}")
+        if book.sheet != out / "sheet.csv":
+            print(
+                "Earlier sheets in this folder were kept. If somebody has filled one in, it can "
+                "still be read with the same command."
+            )
+    else:
+        print("A person has decided on everything in the sheet.")
     print(
         "To have the answers judged with these levels, by this model or by a judge of your choice:"
     )
@@ -1397,6 +1405,7 @@ def spot_check(
     )
     from memcalib.io.records import counted
     from memcalib.products.exam.label_budget import budget_text
+    from memcalib.scoring.target_labels import load_target_labels
     from memcalib.settings.files import given, load_settings
 
     if answers is not None and audit is not None:
@@ -1411,18 +1420,21 @@ def spot_check(
         print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
     elif answers is not None:
         unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
-        carried_on = "carried on" if out.exists() else f"{counted(answers, 'answer')} drawn"
+        is_extended = out.exists()
         sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
-        print(f"{out}: {carried_on} with seed {seed}; fill in the sheet: {sheet_to_fill}")
+        done = "carried on" if is_extended else f"{counted(answers, 'answer')} drawn"
+        print(f"{out}: {done} with seed {seed}; fill in the sheet: {sheet_to_fill}")
+        if is_extended:
+            print(labels_text(run, load_target_labels(out).rows, out))
         if unfinished_message:
             print(unfinished_message, file=sys.stderr)
     elif sheet is not None:
-        print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
+        print(labels_text(run, fill_from_sheet(run, out, sheet, labeller), out))
     elif judge is not None:
         options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
         reading = load_settings(SecondReading, None, given(options), set_ or ())
         rows = fill_from_judge(run, out, reading, cache_of(cache, no_cache))
-        print(labels_text(rows, out))
+        print(labels_text(run, rows, out))
     else:
         print(budget_text(run_budget(run, answers_of_run(run, model, condition))))
 

@@ -11,7 +11,6 @@ __all__ = ['AUDIT_ATOMS', 'answers_of_run', 'run_budget', 'target_items', 'draw_
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import chain, count
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +30,7 @@ from ..settings.judges import JudgeSetting, make_judge
 from ..evaluation.agreement import ANSWER, agreement, judged_atoms, sample_atoms
 from ..products.exam.label_budget import label_budget
 from memcalib.scoring.target_labels import (
+    LEAST_QUESTIONS,
     TargetLabel,
     TargetLabels,
     draw_answers,
@@ -38,8 +38,9 @@ from memcalib.scoring.target_labels import (
     load_target_labels,
 )
 from ..inference.cache import CallCache
+from ..io.decisions import refuse_levels_of_others
 from ..io.jsonl import one_at_a_time, rows_so_far
-from ..io.records import counted, read_jsonl, write_jsonl
+from ..io.records import read_jsonl, write_jsonl
 from ..io.settings import FrozenSettings
 from ..judge import JudgeConfig
 from ..scoring.judge_runs import judge_rollouts
@@ -147,18 +148,16 @@ def _draw_into(
 ) -> Path:
     """Write the rows and the sheet of `draw_labels`; returns the sheet's path."""
     if out.exists():
-        labels = load_target_labels(out, in_order=False)
+        labels = load_target_labels(out)
         if not _has_grown(labels, judgments):
             raise FileExistsError(
                 f"{out} exists already and may contain labels; allowed: a new file"
             )
         rows = extend_draw(labels, judgments, seed, rollouts)
-        sheet = _free_name(out.with_suffix(".csv"))
     else:
         rows = draw_answers(judgments, answers, seed, rollouts)
-        sheet = out.with_suffix(".csv")
     to_label = [row for row in rows if row.level is None]
-    LabelBook.write_sheet(sheet, target_items(folder, to_label))
+    sheet = LabelBook.write_sheet(out.with_suffix(".csv"), target_items(folder, to_label))
     write_jsonl(out, rows)
     return sheet
 
@@ -168,12 +167,6 @@ def _has_grown(labels: TargetLabels, judgments: Sequence[Judgment]) -> bool:
     by_answer = labels.rows_by_answer
     first, *_ = labels.rows
     return len(judgments) > round(len(by_answer) / first.probability)
-
-
-def _free_name(path: Path) -> Path:
-    """The path, or with a number where a file of that name may have been filled in."""
-    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    return next(name for name in chain([path], numbered) if not name.exists())
 
 
 def unfinished_line(folder: str | Path, answers: Sequence[Judgment]) -> str:
@@ -193,8 +186,10 @@ def unfinished_line(folder: str | Path, answers: Sequence[Judgment]) -> str:
         return ""
     return (
         f"{folder} is not finished: the sample was drawn from the {len(answers)} of {planned} "
-        f"answers that are judged so far. Once the run is finished, run the same command again to "
-        f"include the others; the levels that you have entered are kept."
+        f"answers that are judged so far. Its labels can be used until the run goes on. Once the "
+        f"run is finished, run the same command again to include the others. The levels that you "
+        f"have entered are kept. They can be used again when enough of the added answers are "
+        f"labelled, too, in the order of the new sheet."
     )
 
 # %% ../../nbs/commands/07_label.ipynb #4f815706
@@ -216,7 +211,8 @@ def with_decisions(
     for row, item in zip(rows, items, strict=True):
         level = levels.get(item.item)
         if level is not None:
-            row = row.model_copy(update={"level": level, "labeller": labeller})
+            changes = {"level": level, "labeller": labeller, "labeller_kind": "person"}
+            row = row.model_copy(update=changes)
         filled.append(row)
     return filled
 
@@ -228,7 +224,7 @@ def _refuse_levels_of_others(
     labeller: str,
 ) -> None:
     """Raises `ValueError` where levels of another person would be lost."""
-    filled = [
+    labelled_by = [
         row.labeller
         for row, item in zip(rows, items, strict=True)
         if levels.get(item.item) is not None
@@ -236,14 +232,11 @@ def _refuse_levels_of_others(
         and row.labeller_kind != "judge"
         and row.labeller != labeller
     ]
-    if filled:
-        others = ", ".join(sorted({str(name) for name in filled}))
-        raise ValueError(
-            f"--sheet: found levels by {labeller} for {counted(len(filled), 'atom')} that "
-            f"{others} has labelled; allowed: the levels of one person in a file. Draw the same "
-            f"answers again "
-            f"with --out and the name of a new file, and pass the sheet with that --out"
-        )
+    way_on = (
+        "Draw the same answers again with --out and the name of a new file, and pass the sheet "
+        "with that --out"
+    )
+    refuse_levels_of_others(labelled_by, labeller, ("atom", "atoms"), way_on)
 
 
 def _check_labeller(labeller: str) -> None:
@@ -264,7 +257,7 @@ def fill_from_sheet(
     """
     _check_labeller(labeller)
     with one_at_a_time(labels):
-        rows = list(load_target_labels(labels, in_order=False).rows)
+        rows = list(load_target_labels(labels).rows)
         items = target_items(folder, rows)
         decisions = LabelBook.read_sheet(sheet, items, labeller)
         filled = with_decisions(rows, items, decisions, labeller)
@@ -293,7 +286,7 @@ def fill_from_judge(
     """
     folder = Path(folder)
     labels = Path(labels)
-    target_labels = load_target_labels(labels, in_order=False)
+    target_labels = load_target_labels(labels)
     drawn_answers = set(target_labels.rows_by_answer)
     rollouts = []
     for rollout in rows_so_far(folder / "rollouts.jsonl", Rollout):
@@ -312,7 +305,7 @@ def fill_from_judge(
             levels[*judgment.key[:-1], atom.atom_id] = (atom.actual, judgment.judge)
     filled = []
     with one_at_a_time(labels):  # others may have labelled while the judge read
-        for row in load_target_labels(labels, in_order=False).rows:
+        for row in load_target_labels(labels).rows:
             level, name = levels.get((*row.answer_key, row.atom_id), (None, ""))
             of_person = row.level is not None and row.labeller_kind != "judge"
             if level is not None and not of_person:
@@ -323,13 +316,31 @@ def fill_from_judge(
     return filled
 
 
-def labels_text(rows: Sequence[TargetLabel], labels: str | Path) -> str:
+def labels_text(folder: str | Path, rows: Sequence[TargetLabel], labels: str | Path) -> str:
     """One line on how much of a file of labels is filled in, and what to do with it."""
-    drawn = dict.fromkeys(row.answer_key for row in rows)
-    open_answers = {row.answer_key for row in rows if row.level is None}
-    line = f"{labels}: {len(drawn) - len(open_answers)} of {len(drawn)} drawn answers are labelled"
-    if len(open_answers) < len(drawn):
-        line += f"; to use them, repeat your evaluate command with --target-labels {labels}"
+    drawn = TargetLabels(tuple(rows), ())
+    usable = drawn.labelled_answers
+    waiting = drawn.waiting_answers
+    labelled = len(usable) + len(waiting)
+    line = f"{labels}: {labelled} of {len(drawn.rows_by_answer)} drawn answers are labelled"
+    if waiting:
+        line += (
+            f", {len(waiting)} of which cannot be used yet, because answers that were drawn "
+            f"earlier are not labelled (the newest sheet lists them in the order of drawing)"
+        )
+    questions = {
+        judgment.question_id
+        for judgment in load_judgments(Path(folder) / JUDGMENTS["judge"])
+        if judgment.scored and judgment.key[:-1] in usable
+    }
+    if len(questions) >= LEAST_QUESTIONS:
+        them = "the others" if waiting else "them"
+        line += f"; to use {them}, repeat your evaluate command with --target-labels {labels}"
+    elif labelled:
+        line += (
+            f"; labels can be used when, in this order, they cover at least {LEAST_QUESTIONS} "
+            f"questions"
+        )
     return line
 
 # %% ../../nbs/commands/07_label.ipynb #7c2a1d02
@@ -402,14 +413,15 @@ def audit_from_sheet(
 ) -> "pd.DataFrame":
     """Agreement of judge and person in both samples of an audit, from a filled sheet.
 
-    The levels are kept in `<file>.labels.jsonl`. Raises `ValueError` without a name, and
-    `DataError` listing every line that cannot be read.
+    The levels of each person are kept in `<file>.labels.jsonl`. Raises `ValueError` without a name,
+    and `DataError` listing every line that cannot be read.
     """
     _check_labeller(labeller)
     items = list(read_jsonl(file, LabelItem))
     decisions = LabelBook.read_sheet(sheet, items, labeller)
     frame = audit_frame(items, decisions, _judgments_of(folder, items), labeller)
-    write_jsonl(Path(file).with_suffix(".labels.jsonl"), decisions)
+    with LabelBook(Path(file).with_suffix(".labels.jsonl"), items, labeller) as book:
+        book.add(decisions)
     return agreement(frame, by="scheme")
 
 

@@ -95,8 +95,8 @@ class RoleTables(NamedTuple):
 def roles_from_sheet(
     run: str | Path, out: str | Path, sheet: str | Path, labeller: str
 ) -> RoleTables:
-    """The tables of a filled sheet; the page is written anew with the roles, which are kept in
-    labels.jsonl.
+    """The tables of a filled sheet; the page is written anew with the roles, and labels.jsonl keeps
+    those of each person.
 
     Raises `ValueError` without a name or where no pair is complete, and `DataError` listing every
     line that cannot be read.
@@ -109,7 +109,8 @@ def roles_from_sheet(
     items = list(read_jsonl(out / ITEMS, RoleItem))
     labels = RoleBook.read_sheet(sheet, items, labeller)
     pairs = audited_pairs(items, labels, read_traces(run), labeller)
-    write_jsonl(out / LABELS, labels)
+    with RoleBook(out / LABELS, items, labeller) as book:
+        book.add(labels)
     write_role_page(items, out / PAGE, labels, labeller)
     return RoleTables(
         shares_table(pairs),

@@ -319,6 +319,7 @@ def target_estimate_lines(run: RunData, estimates: "pd.DataFrame") -> list[str]:
     if not len(estimates):
         return lines
     labellers = [] if run.target_labels is None else run.target_labels.labellers
+    waiting = 0 if run.target_labels is None else len(run.target_labels.waiting_answers)
     for name, rows in estimates.groupby("method", sort=False):
         line = (
             f"{name}: the prediction-powered estimate is based on labels by "
@@ -327,6 +328,11 @@ def target_estimate_lines(run: RunData, estimates: "pd.DataFrame") -> list[str]:
         )
         if rows["labelled_answers"].iloc[0] < _FEW_LABELLED:
             line += f" {_TOO_NARROW}"
+        if waiting:
+            line += (
+                f" {counted(waiting, 'labelled answer')} cannot be used yet, because an answer "
+                f"that was drawn earlier has no labels."
+            )
         judges = [labeller for labeller in labellers if labeller.startswith("judge ")]
         if judges:
             line += f" It corrects towards {', '.join(judges)}, whose own errors remain in it."

@@ -10,7 +10,7 @@ __all__ = ['LEAST_QUESTIONS', 'PredictionPowered', 'prediction_powered', 'Target
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -73,7 +73,8 @@ def prediction_powered(
     if sampled_questions < LEAST_QUESTIONS:
         raise ValueError(
             f"labels: found labelled answers to {counted(sampled_questions, 'question')}; allowed: "
-            f"{LEAST_QUESTIONS} or more"
+            f"{LEAST_QUESTIONS} or more (only answers before the first one without labels count, "
+            f"in the order of drawing)"
         )
     judge_weights = _answer_weights(seeds)
     label_weights = np.where(in_sample, judge_weights / probabilities, 0.0)
@@ -184,13 +185,20 @@ class TargetLabels:
 
     @property
     def labelled_answers(self) -> list[AnswerKey]:
-        """The answers of which every row has a level, in the order in which they were drawn."""
-        by_answer = self.rows_by_answer
-        keys = []
-        for key, rows in by_answer.items():
-            if all(row.level is not None for row in rows):
-                keys.append(key)
-        return keys
+        """The labelled answers that count: in the order of drawing, those before the first answer
+        that has a row without a level.
+        """
+        open_answers = {row.answer_key for row in self.rows if row.level is None}
+        return list(takewhile(lambda key: key not in open_answers, self.rows_by_answer))
+
+    @property
+    def waiting_answers(self) -> list[AnswerKey]:
+        """The labelled answers that do not count yet, because an answer that was drawn before them
+        has a row without a level.
+        """
+        open_answers = {row.answer_key for row in self.rows if row.level is None}
+        labelled = [key for key in self.rows_by_answer if key not in open_answers]
+        return labelled[len(self.labelled_answers) :]
 
     @property
     def labellers(self) -> list[str]:
@@ -216,13 +224,10 @@ _NOT_DRAWN = "answers chosen by hand would bias the estimate; `memcalib spot-che
 
 
 def load_target_labels(
-    source: "TargetLabels | str | Path | Iterable[TargetLabel | Mapping]", in_order: bool = True
+    source: "TargetLabels | str | Path | Iterable[TargetLabel | Mapping]",
 ) -> TargetLabels:
     """Labels from a file or from rows; raises `DataError` with every fault (file, line, value
     found, values allowed), and `FileNotFoundError`.
-
-    Without `in_order`, an answer may be labelled although an earlier one in the draw is not, as
-    happens while an extended draw is filled in.
     """
     if isinstance(source, TargetLabels):
         return source
@@ -243,8 +248,6 @@ def load_target_labels(
             violations += [pydantic_violation(e, line, file) for e in error.errors()]
     labels = TargetLabels(tuple(rows), tuple(lines), file)
     violations += _row_faults(labels)
-    if not violations and in_order:
-        violations += _order_faults(labels)
     if not rows and not violations:
         violations.append(Violation("labels", "no row", "a row for each atom", file=file))
     if violations:
@@ -272,23 +275,6 @@ def _row_faults(labels: TargetLabels) -> list[Violation]:
                 f"{first_probability[row.answer_key]:g}, as in the earlier rows for this answer"
             )
             violations.append(labels.fault(row, "probability", f"{row.probability:g}", allowed))
-    return violations
-
-
-def _order_faults(labels: TargetLabels) -> list[Violation]:
-    """Answers that are labelled although one drawn before them is not."""
-    labelled = set(labels.labelled_answers)
-    violations = []
-    unlabelled_before = None
-    for key, rows in labels.rows_by_answer.items():
-        if key not in labelled:
-            unlabelled_before = unlabelled_before or rows[0]
-        elif unlabelled_before is not None:
-            conflict = f"labelled, but an earlier answer to {unlabelled_before.example_id!r} is not"
-            allowed = (
-                f"answers that were labelled in the order in which they were drawn: {_NOT_DRAWN}"
-            )
-            violations.append(labels.fault(rows[0], "level", conflict, allowed))
     return violations
 
 # %% ../../nbs/scoring/01_target_labels.ipynb #630f3cc1

@@ -169,7 +169,7 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
         (lambda row: {"example_hash": "0" * 16}, "labels of this data set"),
         (lambda row: {"probability": None}, "chosen by hand would bias"),
         (lambda row: {"model": "another"}, "an answer of the run"),
-        (lambda row: {"level": None}, "found 30 drawn answers, none of which is labelled"),
+        (lambda row: {"level": None}, "found 30 drawn answers, the first of which is not labelled"),
     ],
 )
 def test_labels_that_do_not_fit_stop_the_command_and_change_nothing(workplace, change, words):
@@ -229,7 +229,8 @@ def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
     code, text = call(*draw)
     assert code == 0 and "carried on" in text and "labels-2.csv" in text
     assert "not finished" not in text
-    rows = load_target_labels("labels.jsonl", in_order=False).rows
+    assert "20 of which cannot be used yet" in text
+    rows = load_target_labels("labels.jsonl").rows
     kept = {(r.answer_key, r.atom_id): r.level for r in rows if r.level is not None}
     assert kept == given
     drawn = {row.answer_key for row in rows}
@@ -238,7 +239,22 @@ def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
     assert len(to_fill) == sum(row.level is None for row in rows)
     code, text = call(*options, "--target-labels", "labels.jsonl")
     assert code == 1, "answers are missing that were drawn before labelled ones"
+    # the first lines of the new sheet are enough, and the printed command works
     levels = true_levels(folder)
+    wanted = [row for row in rows if row.level is None]
+    first_open = set(list(dict.fromkeys(row.answer_key for row in wanted))[:20])
+    to_fill = pd.read_csv("labels-2.csv", dtype=str, keep_default_na=False)
+    to_fill["level"] = [
+        levels[*row.answer_key, row.atom_id].wire if row.answer_key in first_open else ""
+        for row in wanted
+    ]
+    to_fill.to_csv("labels-2.csv", index=False)
+    code, text = call("label", "run", "--sheet", "labels-2.csv", "--labeller", "ana")
+    assert code == 0 and "40 of" in text and "to use the others, repeat your evaluate" in text
+    code, text = call(*options, "--target-labels", "labels.jsonl")
+    assert code == 0 and "Estimated from labels of a random sample" in text, text
+    page = (folder / "run/report.html").read_text()
+    assert "cannot be used yet, because an answer that was drawn earlier has no labels" in page
     write_jsonl(
         "labels.jsonl",
         [
@@ -299,6 +315,30 @@ def test_a_second_sheet_takes_no_level_of_somebody_else_away(workplace):
     reading = label.SecondReading(judge="micro-exact")
     rows = label.fill_from_judge("run", "labels.jsonl", reading)
     assert {row.labeller for row in rows} == {"ana"} and {row.level.wire for row in rows} == {"B"}
+
+
+def test_a_person_who_labels_after_a_judge_counts_as_a_person(workplace):
+    """So that neither another person nor a judge takes the levels away."""
+    assert call("label", "run", "--answers", 12, "--seed", 1)[0] == 0
+    sheet = pd.read_csv("labels.csv", dtype=str, keep_default_na=False)
+    reading = label.SecondReading(judge="micro-exact")
+    rows = label.fill_from_judge("run", "labels.jsonl", reading)
+    assert {row.labeller_kind for row in rows} == {"judge"}
+    sheet.assign(level="B").to_csv("ana.csv", index=False)
+    rows = label.fill_from_sheet("run", "labels.jsonl", "ana.csv", "ana")
+    assert {(row.labeller, row.labeller_kind) for row in rows} == {("ana", "person")}
+    with pytest.raises(ValueError, match="that ana has labelled"):
+        label.fill_from_sheet("run", "labels.jsonl", "ana.csv", "ben")
+    rows = label.fill_from_judge("run", "labels.jsonl", reading)
+    assert {(row.labeller, row.level.wire) for row in rows} == {("ana", "B")}
+
+
+def test_labels_of_too_few_questions_are_not_called_usable(workplace):
+    assert call("label", "run", "--answers", 6, "--seed", 1)[0] == 0
+    filled(Path())
+    text = label.labels_text("run", load_target_labels("labels.jsonl").rows, "labels.jsonl")
+    assert "6 of 6 drawn answers are labelled" in text and "repeat your evaluate" not in text
+    assert "at least 10 questions" in text
 
 
 def test_two_labellers_who_give_back_their_sheets_at_once_lose_nothing(workplace, monkeypatch):

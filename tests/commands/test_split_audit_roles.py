@@ -1,5 +1,7 @@
 """The verbs that split a file, draw the audit of a judge and draw sentences to label."""
 
+from collections import Counter
+
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,8 @@ from memcalib.commands.label import audit_from_sheet, audit_items, draw_audit, i
 from memcalib.commands.roles import draw_roles, examples_of_training
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
 from memcalib.problem import Level, Rollout, iter_examples, judgment_for
-from memcalib.products.annotation.labels import LabelItem
-from memcalib.products.annotation.sentence_roles import RoleItem
+from memcalib.products.annotation.labels import LabelItem, read_labels
+from memcalib.products.annotation.sentence_roles import RoleItem, read_role_labels
 from memcalib.products.dataset.splits import PUBLISHED_TRAIN_SIZES, split_file
 from memcalib.products.micro.world import make_examples
 
@@ -155,6 +157,13 @@ def test_the_filled_sheet_of_an_audit_gives_both_agreements(judged_run, tmp_path
     assert 50 < table.loc["natural", "exact"] < 85, "one in three is wrong"
     code, _, error = run(capsys, "label", judged_run, "--out", out, *filled[:2])
     assert code != 0 and "--labeller" in error
+    # a second person reads the same sample, and nothing of the first is lost
+    sheet.assign(level="A").to_csv(tmp_path / "ben.csv", index=False)
+    audit_from_sheet(judged_run, out, tmp_path / "ben.csv", "ben")
+    again = audit_from_sheet(judged_run, out, tmp_path / "audit.csv", "ana").set_index("scheme")
+    assert again.equals(table)
+    by_person = Counter(label.labeller for label in read_labels(tmp_path / "audit.labels.jsonl"))
+    assert by_person == {"ana": 120, "ben": 120}
 
 
 def test_a_file_of_an_audit_is_not_written_over(judged_run, tmp_path):
@@ -203,6 +212,11 @@ def test_roles_of_a_training_with_traces(tmp_path, capsys):
     code, text, error = run(capsys, "roles", tmp_path / "run", "--out", out, *filled)
     assert code == 0, error
     assert f"{len(sheet)} of {len(sheet)} sentences are labelled" in text
+    filled_by_ben = (*filled[:2], "--labeller", "ben")
+    code, text, error = run(capsys, "roles", tmp_path / "run", "--out", out, *filled_by_ben)
+    assert code == 0, error
+    by_person = Counter(row.labeller for row in read_role_labels(out / "labels.jsonl"))
+    assert by_person == {"ana": len(sheet), "ben": len(sheet)}
     with pytest.raises(FileExistsError):
         draw_roles(tmp_path / "run", out)
     sheet["role"] = "somewhat"

@@ -210,6 +210,26 @@ def test_a_sample_labelled_up_to_some_answer_counts_as_a_smaller_one():
     assert table["labelled_responses"] == 25 and table["SCS_ppi"] == pytest.approx(small["SCS_ppi"])
 
 
+def test_labels_after_an_answer_without_labels_do_not_count_yet():
+    """As they are when a sample was extended, or when somebody chose what to label."""
+    rows = labelled_rows(40)
+    drawn = list(dict.fromkeys(row.answer_key for row in rows))
+    open_answers = {drawn[25], drawn[30]}
+    gaps = []
+    for row in rows:
+        changes = {"level": None, "labeller": ""} if row.answer_key in open_answers else {}
+        gaps.append(row.model_copy(update=changes))
+    labels = load_target_labels(gaps)
+    assert labels.labelled_answers == drawn[:25]
+    assert labels.waiting_answers == drawn[26:30] + drawn[31:]
+    table = score(JUDGMENTS, labels=gaps, resamples=50).iloc[0]
+    small = score(JUDGMENTS, labels=labelled_rows(25), resamples=50).iloc[0]
+    assert table["labelled_responses"] == 25 and table["SCS_ppi"] == pytest.approx(small["SCS_ppi"])
+    none_first = [row.model_copy(update={"level": None}) for row in rows[:1]] + rows[1:]
+    with pytest.raises(ValueError, match="the first of which is not labelled"):
+        score(JUDGMENTS, labels=none_first, resamples=50)
+
+
 @pytest.mark.parametrize(
     ("number", "changes", "words"),
     [
@@ -223,7 +243,6 @@ def test_a_sample_labelled_up_to_some_answer_counts_as_a_smaller_one():
         (0, {"example_id": "nobody"}, "an answer of the run"),
         (0, {"example_hash": "v2"}, "labels of this data set"),
         (0, {"labeller_kind": "judge", "labeller": "weak"}, "a judge other than"),
-        (0, {"level": None}, "labelled in the order in which they were drawn"),
     ],
 )
 def test_rows_that_would_be_scored_wrongly_are_refused_by_line(number, changes, words, tmp_path):

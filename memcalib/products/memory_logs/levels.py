@@ -35,7 +35,7 @@ from memcalib.inference.client import (
     withheld_text,
 )
 from ...inference.endpoint import Endpoint
-from ...io.decisions import latest
+from ...io.decisions import refuse_levels_of_others
 from ...io.jsonl import rows_so_far
 from memcalib.io.records import (
     Record,
@@ -302,6 +302,14 @@ class LevelBook(Questionnaire[LevelProposal, SettledLevel]):
     allowed = "A, B, C, Ignore, Bound, Control"
     parse = Level.parse
 
+    def concerns(self, row: SettledLevel) -> bool:
+        """Whether a row of this person is about one of these items as it is now: a log without ids
+        may have other rows at the same places.
+        """
+        if not super().concerns(row):
+            return False
+        return row.answer_hash == self.items[row.item].answer_hash
+
     @classmethod
     def texts(cls, item: LevelProposal) -> dict[str, str]:
         """The texts of an item by column of the sheet."""
@@ -346,13 +354,48 @@ class LevelsFile:
                 f"{file}: there are no proposed levels; `memcalib levels` writes them"
             )
         self.proposals = {row.item: row for row in read_jsonl(file, LevelProposal)}
-        settled = self.folder / "settled.jsonl"
+        self.sheet = self.folder / "sheet.csv"  # or, once it was written, the sheet to fill in
+        self._read_settled()
+
+    @property
+    def settled_file(self) -> Path:
+        """The file of all decisions, of all persons."""
+        return self.folder / "settled.jsonl"
+
+    def _read_settled(self) -> None:
+        """Find the memory of each decision. The first person who gave a memory a level decides it,
+        and may change it.
+        """
         self.settled: dict[str, SettledLevel] = {}
-        decisions = latest(rows_so_far(settled, SettledLevel)) if settled.is_file() else ()
-        for row in decisions:
-            proposal = self.proposals.get(row.item)
-            if proposal and proposal.answer_hash == row.answer_hash:
-                self.settled[row.item] = row
+        rows = []
+        if self.settled_file.is_file():
+            rows = list(rows_so_far(self.settled_file, SettledLevel))
+        by_text: dict[str, list[str]] = {}
+        for item, proposal in self.proposals.items():
+            by_text.setdefault(proposal.answer_hash, []).append(item)
+        by_person: dict[str, dict[str, SettledLevel]] = {}
+        unused = set()
+        for row in rows:
+            items = by_text.get(row.answer_hash, [])
+            if row.item not in items and len(items) != 1:
+                unused.add((row.item, row.answer_hash, row.labeller))
+                continue
+            item = row.item if row.item in items else items[0]
+            by_person.setdefault(item, {})[row.labeller] = row
+        self.unused = len(unused)  # decisions about memories that cannot be found
+        for item, row_by_person in by_person.items():
+            decisions = list(row_by_person.values())
+            with_level = [row for row in decisions if row.level is not None]
+            self.settled[item] = (with_level or decisions)[0]
+
+    def left(self) -> list[LevelProposal]:
+        """What a person still has to decide."""
+        items = items_to_settle(self.proposals.values())
+        return [proposal for proposal in items if proposal.item not in self.settled]
+
+    def _labelled_by_another(self, item: str, labeller: str) -> bool:
+        row = self.settled.get(item)
+        return row is not None and row.level is not None and row.labeller != labeller
 
     @classmethod
     def write(
@@ -361,24 +404,32 @@ class LevelsFile:
         proposals: Iterable[LevelProposal],
         log_file: str | Path | None = None,
     ) -> "LevelsFile":
-        """Write proposals and the sheet for a person; existing decisions are kept. `log_file` is
-        what they were proposed for, which `check_log` compares.
+        """Write proposals, and the sheet with what a person still has to decide (`sheet`). Existing
+        decisions and sheets are kept. `log_file` is what the levels were proposed for, which
+        `check_log` compares.
         """
         folder = private_folder(folder, ours=(Path(folder) / "proposals.jsonl").exists())
         write_jsonl(folder / "proposals.jsonl", proposals)
         if log_file is not None and Path(log_file).is_file():
             write_whole(folder / _LOG_FILE, json.dumps(_log_identity(log_file)) + "\n")
         levels = cls(folder)
-        items = items_to_settle(levels.proposals.values())
-        LevelBook.write_sheet(folder / "sheet.csv", items)
+        left = levels.left()
+        if left:
+            levels.sheet = LevelBook.write_sheet(levels.sheet, left)
         return levels
 
     def book(self, labeller: str) -> LevelBook:
         """The decisions of one person, to be continued; `KeyPage(levels.book("anna"))` asks by
-        keys.
+        keys. What another person has decided is left out.
         """
-        items = items_to_settle(self.proposals.values())
-        return LevelBook(self.folder / "settled.jsonl", items, labeller)
+        items = [
+            proposal
+            for proposal in items_to_settle(self.proposals.values())
+            if not self._labelled_by_another(proposal.item, labeller)
+        ]
+        if not items:
+            raise ValueError(f"{self.folder}: another person has decided on all of its memories")
+        return LevelBook(self.settled_file, items, labeller)
 
     def check_log(self, log_file: str | Path) -> None:
         """Raises `ValueError` if the levels were proposed for another log, that is, one with
@@ -397,7 +448,8 @@ class LevelsFile:
 
     def take_sheet(self, sheet: str | Path, labeller: str) -> int:
         """Add the decisions of a filled sheet; returns how many were new. Raises `DataError`
-        listing every faulty line, and `ValueError` for a sheet that belongs to other proposals.
+        listing every faulty line, and `ValueError` for a sheet that belongs to other proposals, or
+        with levels for memories that another person has decided.
         """
         beside = Path(sheet).resolve().parent
         if beside != self.folder.resolve() and (beside / "proposals.jsonl").is_file():
@@ -406,9 +458,19 @@ class LevelsFile:
                 f"in "
                 f"{self.folder}; allowed: the sheet for this folder, or --out {Path(sheet).parent}"
             )
-        items = items_to_settle(self.proposals.values())
-        count = LevelBook.import_sheet(sheet, items, self.folder / "settled.jsonl", labeller)
-        self.settled = LevelsFile(self.folder).settled
+        items = list(self.proposals.values())  # a sheet of a smaller log may have other draws
+        labelled_by = [
+            self.settled[row.item].labeller
+            for row in LevelBook.read_sheet(sheet, items, labeller)
+            if row.level is not None and self._labelled_by_another(row.item, labeller)
+        ]
+        way_on = (
+            "Run the levels command again with --out and the name of a new folder, copy the sheet "
+            "there, and pass the copy with that --out"
+        )
+        refuse_levels_of_others(labelled_by, labeller, ("memory", "memories"), way_on)
+        count = LevelBook.import_sheet(sheet, items, self.settled_file, labeller)
+        self._read_settled()
         return count
 
     def _levels_of(self, item: str) -> tuple[Level, Level | None] | None:
@@ -512,6 +574,13 @@ class LevelsFile:
                 f"{len(self.settled):,}."
             )
         ]
+        if self.unused:
+            lines.append(
+                f"{counted(self.unused, 'decision')} in {self.settled_file.name} could not be "
+                f"used, because the question and memory that the person read are not in the log "
+                f"any more or, in a log without ids, occur several times. Give the rows of the log "
+                f"ids, so that decisions about them can always be found."
+            )
         without = [item for item in open_items if self.proposals[item].first is None]
         without = [item for item in without if self.proposals[item].second is None]
         if without:

@@ -30,7 +30,7 @@ from memcalib.io.decisions import (
     read_cell,
     read_sheet_rows,
     copied_text_faults,
-    write_csv,
+    write_csv_beside,
 )
 from ...problem import Name
 
@@ -223,8 +223,9 @@ class Questionnaire(Book[ItemT, RowT]):
         rows: Iterable[RowT] = (),
         labeller: str | None = None,
     ) -> Path:
-        """A CSV file to answer in a spreadsheet, a line for each place,
-        decisions empty or from `rows`; raises as `counting`.
+        """A CSV file to answer in a spreadsheet, a line for each place, decisions empty or from
+        `rows`; returns its path, which has a number if `path` may have been filled in already
+        (`write_csv_beside`). Raises as `counting`.
         """
         row_by_place = {row.key[:-2]: row for row in cls.counting(rows, items, labeller)}
         lines = []
@@ -232,7 +233,7 @@ class Questionnaire(Book[ItemT, RowT]):
             for numbers in cls.places_of(item):
                 row = row_by_place.get((getattr(item, cls.named), *numbers))
                 lines += cls.lines(item, numbers, row)
-        return write_csv(path, cls.columns, lines)
+        return write_csv_beside(path, cls.columns, lines)
 
     @classmethod
     def lines(

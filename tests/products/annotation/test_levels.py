@@ -8,7 +8,13 @@ import shlex
 import pytest
 from command_line import run
 
-from memcalib.products.memory_logs.levels import LevelProposal, LevelsFile, practice_levels
+from memcalib.products.memory_logs.levels import (
+    LevelBook,
+    LevelProposal,
+    LevelsFile,
+    items_to_settle,
+    practice_levels,
+)
 from memcalib.evaluation.agreement import wilson
 from memcalib.products.memory_logs.own_answers import alike_levels
 from memcalib.products.micro.world import make_examples
@@ -33,9 +39,9 @@ def proposal(number: int, level: str, model: str = "m") -> LevelProposal:
     )
 
 
-def fill(folder, letters):
+def fill(folder, letters, name="sheet.csv"):
     """Decide the first items of a folder's sheet; those that follow stay open."""
-    sheet = folder / "sheet.csv"
+    sheet = folder / name
     lines = sheet.read_text(encoding="utf-8-sig").splitlines()
     for number, letter in enumerate(letters, 1):
         item, rest = lines[number].split(",,", 1)
@@ -100,6 +106,84 @@ def test_a_sheet_beside_other_proposals_is_refused(tmp_path):
     loose = tmp_path / "filled.csv"
     loose.write_text(fill(tmp_path / "mine", "AAA").read_text(), encoding="utf-8")
     assert mine.take_sheet(loose, "anna") == 3
+
+
+def numbered(questions, start: int = 0) -> list[LevelProposal]:
+    """Proposals for a log without ids, whose rows are named by their place."""
+    rows = []
+    for place, question in enumerate(questions, start):
+        row = proposal(question, LEVELS[question % 3])
+        changes = {"item": f"row-{place}/m1_a1", "example_id": f"row-{place}"}
+        rows.append(row.model_copy(update=changes))
+    return rows
+
+
+def test_a_filled_sheet_is_never_overwritten(tmp_path):
+    rows = [proposal(n, LEVELS[n % 3]) for n in range(30)]
+    first = LevelsFile.write(tmp_path, rows)
+    assert LevelsFile.write(tmp_path, rows).sheet == first.sheet == tmp_path / "sheet.csv"
+    filled = fill(tmp_path, "AAAAA").read_bytes()
+    grown = [proposal(n, LEVELS[n % 3]) for n in range(200)]
+    for _ in range(2):
+        levels = LevelsFile.write(tmp_path, grown)
+        assert levels.sheet == tmp_path / "sheet-2.csv" and len(levels.left()) == 20
+        assert (tmp_path / "sheet.csv").read_bytes() == filled
+    assert levels.take_sheet(tmp_path / "sheet.csv", "anna") == 5
+    assert len(levels.settled) == 5 and levels.unused == 0
+    again = LevelsFile.write(tmp_path, grown)
+    assert not {item.item for item in again.left()} & set(levels.settled)
+
+
+def test_the_levels_of_a_second_person_do_not_replace_those_of_the_first(tmp_path):
+    rows = [proposal(n, LEVELS[n % 3]) for n in range(30)]
+    levels = LevelsFile.write(tmp_path, rows)
+    sheet = fill(tmp_path, "A" * 20)
+    assert levels.take_sheet(sheet, "anna") == 20
+    before = levels.settled_file.read_bytes()
+    sheet.write_text(sheet.read_text().replace("m1_a1,A,", "m1_a1,C,"))
+    with pytest.raises(ValueError, match="levels by ben for 20 memories that anna has labelled"):
+        levels.take_sheet(sheet, "ben")
+    assert levels.settled_file.read_bytes() == before
+    with pytest.raises(ValueError, match="another person has decided on all"):
+        levels.book("ben")
+    # the way on that the message names
+    other = LevelsFile.write(tmp_path / "of ben", rows)
+    copy = tmp_path / "of ben" / "filled.csv"
+    copy.write_bytes(sheet.read_bytes())
+    assert other.take_sheet(copy, "ben") == 20
+    # somebody may change their own levels, and a page that was open all the time changes nothing
+    assert levels.take_sheet(sheet, "anna") == 20
+    with LevelBook(levels.settled_file, items_to_settle(rows), "ben") as book:
+        book.put(next(iter(book.items)), Level.BOUND)
+    assert {(row.labeller, row.level) for row in LevelsFile(tmp_path).settled.values()} == {
+        ("anna", Level.CONTROL)
+    }
+
+
+def test_decisions_about_a_log_without_ids_are_found_after_rows_were_put_at_its_head(tmp_path):
+    levels = LevelsFile.write(tmp_path, numbered(range(20, 40)))
+    sheet = fill(tmp_path, "ABC" * 6 + "AB")
+    assert levels.take_sheet(sheet, "anna") == 20
+    decided = {levels.proposals[item].question: row.level for item, row in levels.settled.items()}
+    grown = LevelsFile.write(tmp_path, numbered(range(40)))
+    found = {grown.proposals[item].question: row.level for item, row in grown.settled.items()}
+    assert found == decided and grown.unused == 0
+    assert "a person decided 20" in grown.notes()[0]
+    # the person goes on, although other rows are where the decisions were made
+    assert grown.left()
+    new = fill(tmp_path, "C" * len(grown.left()), grown.sheet.name)
+    count = len(grown.left())
+    assert grown.take_sheet(new, "anna") == count and len(grown.settled) == 20 + count
+
+
+def test_decisions_that_cannot_be_found_are_counted(tmp_path):
+    levels = LevelsFile.write(tmp_path, numbered(range(20)))
+    assert levels.take_sheet(fill(tmp_path, "ABC"), "anna") == 3
+    twice = LevelsFile.write(tmp_path, numbered([50, *range(20), *range(20)]))
+    assert twice.unused == 3 and not twice.settled
+    [note] = [note for note in twice.notes() if "could not be used" in note]
+    assert note.startswith("3 decisions in settled.jsonl") and "ids" in note
+    assert LevelsFile.write(tmp_path, numbered([50, *range(20)])).unused == 0
 
 
 def log_rows(count: int, **changes) -> list[dict]:
