@@ -54,10 +54,7 @@ def test_every_contract_is_kept(check):
         ("credit__assignment", "memcalib.credit.token_credit"),  # upwards, within credit
         ("products__exam__rank", "memcalib.products.memory_logs.gate"),  # beside each other
         ("products__shared__words", "memcalib.products.dataset.lint"),  # what all share, a product
-        (
-            "products__micro__world",
-            "memcalib.products.reproduction.jobs",
-        ),  # a small world, a product
+        ("products__micro__world", "memcalib.products.reproduction.jobs"),  # a world, a product
         ("products__exam__rank", "memcalib.products.micro.world"),  # not an experiment
     ],
 )

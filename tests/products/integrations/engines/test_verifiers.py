@@ -147,5 +147,7 @@ def test_a_missing_judge_is_named():
     config = next(
         base for base in taskset.__orig_bases__[0].__args__ if base.__name__ == "MemcalibConfig"
     )
-    with pytest.raises(ValueError, match=r"env.taskset.judge: found no judge; allowed: an endpoint"):
+    with pytest.raises(
+        ValueError, match=r"env.taskset.judge: found no judge; allowed: an endpoint"
+    ):
         taskset(config()).load()
