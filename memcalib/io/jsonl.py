@@ -20,6 +20,7 @@ from filelock import lock_descriptor
 
 from memcalib.io.records import (
     DataError,
+    Record,
     RecordT,
     Violation,
     counted,
@@ -51,7 +52,7 @@ class Journal(Generic[RecordT]):
         self._file = _open(self.path, alone)
         try:
             _cut_torn_line(self.path)
-            self.keys: set[tuple] = set()
+            self.keys: dict[tuple, int] = {}  # key -> number of its row in the file, from 0
             self._torn_bytes = b""  # half a line that could not be taken back
             has_rows_to_drop = False
             for row in self.rows():
@@ -63,9 +64,9 @@ class Journal(Generic[RecordT]):
                         f"other"
                     )
                 else:
-                    self.keys.add(row.key)
+                    self.keys[row.key] = len(self.keys)
             if has_rows_to_drop:
-                self._rewrite(row for row in self.rows() if not again(row))
+                self._rewrite(_line(row) for row in self.rows() if not again(row))
         except BaseException:
             _close(self._file)
             raise
@@ -94,7 +95,7 @@ class Journal(Generic[RecordT]):
         If even that fails, the next call removes it before it writes, or raises again, so that a
         line never continues half of another.
         """
-        line = (row.to_json() + "\n").encode()
+        line = _line(row)
         written = 0
         try:
             self._take_back()
@@ -110,7 +111,16 @@ class Journal(Generic[RecordT]):
                 f"again to continue from there"
             )
             raise OSError(error.errno, safe) from None
-        self.keys.add(row.key)
+        self.keys[row.key] = len(self.keys)
+
+    def replace(self, row: RecordT) -> None:
+        """Write a row in the place of the stored row with its key, which stays if that fails. The
+        journal has to be open `alone`. Raises `OSError` naming the file.
+        """
+        number = self.keys[row.key]
+        with open(self.path, "rb") as file:
+            stored = (line for line in file if line.strip())
+            self._rewrite(_line(row) if i == number else line for i, line in enumerate(stored))
 
     def _take_back(self) -> None:
         """Cut off the half line that a failed `append` left, unless another process has written
@@ -126,14 +136,14 @@ class Journal(Generic[RecordT]):
             os.ftruncate(self._file, size_before)
         self._torn_bytes = b""
 
-    def _rewrite(self, rows: Iterator[RecordT]) -> None:
-        """Replace the open file with a file that has only these rows, and lock the new file if the
+    def _rewrite(self, lines: Iterator[bytes]) -> None:
+        """Replace the open file with a file that has only these lines, and lock the new file if the
         old one was locked.
         """
         try:
             with replacing(self.path) as unfinished:
-                with open(unfinished, "w", encoding="utf-8") as file:
-                    file.writelines(row.to_json() + "\n" for row in rows)
+                with open(unfinished, "wb") as file:
+                    file.writelines(lines)
                 descriptor = _open(unfinished, alone=self._file in _LOCKED_FILES)
         except OSError as error:
             reason = error.strerror or error
@@ -267,6 +277,11 @@ def _lock(descriptor: int, path: Path) -> None:
         )
 
 # %% ../../nbs/io/03_jsonl.ipynb #093218bd
+def _line(row: Record) -> bytes:
+    """The line of a file that holds a row."""
+    return (row.to_json() + "\n").encode()
+
+
 _BLOCK = 1 << 20  # bytes that are read at a time when a file is searched from its end
 
 

@@ -6,9 +6,9 @@
 __all__ = ['LINE_BREAKS', 'Name', 'LONGEST_LINE', 'RATIO_ALLOWED', 'SUFFIXES', 'DEEPEST', 'RecordT', 'escape_line_breaks',
            'Record', 'printable', 'visible_name', 'cut_text', 'one_line', 'counted', 'display_text', 'Violation',
            'DataError', 'only_errors', 'ForeseenError', 'short_repr', 'pydantic_violation', 'unique_keys',
-           'TooMuchUnpacked', 'Unpacked', 'is_far_larger', 'without_nulls', 'own_files', 'undecoded', 'is_hub_id',
-           'iter_rows', 'storage_faults', 'only_dicts', 'naming_file', 'replacing', 'folder_of_run', 'write_whole',
-           'write_jsonl', 'read_jsonl']
+           'TooMuchUnpacked', 'open_gzip', 'unpacked_size', 'is_far_larger', 'without_nulls', 'own_files', 'undecoded',
+           'is_hub_id', 'iter_rows', 'storage_faults', 'only_dicts', 'naming_file', 'replacing', 'folder_of_run',
+           'write_whole', 'write_jsonl', 'read_jsonl']
 
 # %% ../../nbs/io/02_records.ipynb #316a8b79
 import gzip
@@ -17,7 +17,6 @@ import math
 import os
 import re
 import reprlib
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -231,34 +230,32 @@ class TooMuchUnpacked(ValueError):
     """A small gzip file that unpacks to more than any rows would."""
 
 
-class Unpacked(gzip.GzipFile):
-    """A gzip file that is being read. Raises `TooMuchUnpacked` if it unpacks to more than 10 MB and
-    to more than 500 times its size. If the file is part of an archive, `packed` is the number of
-    bytes that it takes there; the bytes of the archive that were read before it count as well.
+def open_gzip(file: Path | IO[bytes]) -> gzip.GzipFile:
+    """A gzip file, open for reading. It is unpacked once before, and `TooMuchUnpacked` is raised if
+    it becomes larger than 10 MB and more than 500 times as large as the file.
     """
+    opened = {"filename": file} if isinstance(file, Path) else {"fileobj": file}
+    unpacked = gzip.GzipFile(mode="rb", **opened)
+    packed_size = unpacked.fileobj.seek(0, os.SEEK_END)
+    unpacked.fileobj.seek(0)
+    size = unpacked_size(unpacked, packed_size)
+    if is_far_larger(size, packed_size):
+        unpacked.close()
+        raise TooMuchUnpacked(
+            f"more than {size:,} bytes in {packed_size:,}, {size // packed_size:,} times as many"
+        )
+    unpacked.seek(0)
+    return unpacked
 
-    packed = sys.maxsize
-    unpacked_before = packed_before = 0
 
-    def read(self, size: int = -1) -> bytes:
-        return self._checked(super().read(size))
-
-    def read1(self, size: int = -1) -> bytes:
-        return self._checked(super().read1(size))
-
-    def readline(self, size: int = -1) -> bytes:
-        return self._checked(super().readline(size))
-
-    def _checked(self, piece: bytes) -> bytes:
-        unpacked = self.unpacked_before + self.tell()
-        packed = max(1, self.packed_before + min(self.packed, self.fileobj.tell()))
-        if is_far_larger(unpacked, packed):
-            raise TooMuchUnpacked(
-                f"{unpacked:,} bytes were unpacked from {packed:,} bytes, {unpacked // packed:,} "
-                f"times "
-                f"as many"
-            )
-        return piece
+def unpacked_size(file: gzip.GzipFile, packed_size: int) -> int:
+    """The size of an unpacked file up to its end, its first fault, or the point at which it is far
+    larger than `packed_size`.
+    """
+    with suppress(EOFError, gzip.BadGzipFile, zlib.error):
+        while file.read1(2**20) and not is_far_larger(file.tell(), packed_size):
+            pass
+    return file.tell()
 
 
 def is_far_larger(unpacked: int, packed: int) -> bool:
@@ -275,7 +272,7 @@ def _lines_of(path: Path) -> Iterator[bytes]:
     """The lines of a file, which is unpacked if it is a gzip file. A line longer than
     `LONGEST_LINE` ends the reading, and its beginning is the last piece.
     """
-    with Unpacked(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+    with open_gzip(path) if path.suffix == ".gz" else open(path, "rb") as file:
         while line := file.readline(LONGEST_LINE + 1):
             yield line
             if len(line) > LONGEST_LINE:
@@ -319,7 +316,16 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
     number = 0
     try:
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=256):
+        file = pq.ParquetFile(path)
+        size = 0
+        for batch in file.iter_batches(batch_size=256):
+            size += batch.nbytes
+            if is_far_larger(size, path.stat().st_size):
+                found = f"more than {size:,} bytes in {path.stat().st_size:,}"
+                allowed = f"at most {_LARGEST_RATIO} times as many"
+                yield 1, Violation("parquet", found, allowed, line=1, file=str(path))
+                return
+        for batch in file.iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1
                 yield number, without_nulls(row)

@@ -354,6 +354,11 @@ def _check_streak(failures: FailureStreak, judgment: Judgment) -> None:
         )
 
 
+def _levels_found(row: Judgment) -> int:
+    """The number of atoms whose level a judge found."""
+    return sum(atom.actual is not None for atom in row.atoms)
+
+
 def judge_rollouts(
     examples: Iterable[Example],
     rollouts: str | Path,
@@ -377,21 +382,30 @@ def judge_rollouts(
     if retry_unscored and isinstance(judge, Judge):
         judge = judge.anew()
 
-    def checked_and_due(row: Judgment) -> bool:
-        "Whether a stored row is judged again; raises for one that does not belong here."
-        _check_stored(row, out, name, answers)
-        return row.retry or (retry_unscored and not row.scored)
+    levels_before: dict[AnswerKey, int] = {}  # of the stored rows that a new row may replace
 
-    with Journal(out, Judgment, again=checked_and_due) as journal:
-        result = JudgeResult(
-            Path(out), found_before=len(journal), totals=getattr(judge, "totals", None)
-        )
+    def checked_and_failed(row: Judgment) -> bool:
+        "Whether the call of a stored row failed; raises for a row that does not belong here."
+        _check_stored(row, out, name, answers)
+        if retry_unscored and not row.scored and not row.retry:
+            levels_before[_answer_key(row)] = _levels_found(row)
+        return row.retry
+
+    with Journal(out, Judgment, again=checked_and_failed) as journal:
         already_judged = {key[:-1] for key in journal.keys}  # without the judge's name
+        already_judged -= levels_before.keys()
+        result = JudgeResult(
+            Path(out), found_before=len(already_judged), totals=getattr(judge, "totals", None)
+        )
         rows = (row for row in answers.rows() if _answer_key(row) not in already_judged)
         failures = FailureStreak()
 
         def keep(judgment: Judgment) -> None:
-            journal.append(judgment)
+            before = levels_before.get(_answer_key(judgment))
+            if before is None:
+                journal.append(judgment)
+            elif _levels_found(judgment) >= before:
+                journal.replace(judgment)
             result.count(judgment)
             if on_row:
                 on_row(judgment)

@@ -148,6 +148,79 @@ def test_any_judge_is_asked_anew_about_what_stayed_unscored(tmp_path, judge):
     assert all(row.scored for row in judged(out).values())
 
 
+class Partial(Judge):
+    """Leaves one atom out, until it is asked anew: then it fails, or finds no level at all."""
+
+    name = "partial"
+
+    def __init__(self, later=None):
+        self.later = later
+        self.is_anew = False
+
+    def anew(self):
+        judge = Partial(self.later)
+        judge.is_anew = True
+        return judge
+
+    def judge(self, example, response):
+        if not self.is_anew:
+            return dict.fromkeys(list(example.levels)[1:], "A")
+        if isinstance(self.later, BaseException):
+            raise self.later
+        return self.later or {}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        CallError("auth", "no key", status=401),
+        CallError("server", "busy", status=503),
+        KeyboardInterrupt(),
+        {},
+    ],
+    ids=["refused", "failed", "stopped", "worse"],
+)
+def test_rows_that_are_asked_anew_stay_until_a_better_reply_is_there(tmp_path, later):
+    rollouts = answers(tmp_path / "r.jsonl", EXAMPLES[:3])
+    out = tmp_path / "j.jsonl"
+    assert judge_rollouts(EXAMPLES, rollouts, Partial(), out).unscored == 3
+    before = out.read_bytes()
+    try:
+        judge_rollouts(EXAMPLES, rollouts, Partial(later), out, retry_unscored=True)
+    except (CallError, KeyboardInterrupt) as error:
+        assert error is later
+    assert out.read_bytes() == before
+
+
+def test_a_better_reply_takes_the_place_of_the_row_before(tmp_path):
+    examples = EXAMPLES[:3]
+    rollouts = answers(tmp_path / "r.jsonl", examples)
+    out = tmp_path / "j.jsonl"
+    judge_rollouts(examples, rollouts, Partial(), out)
+    order = list(judged(out))
+    all_found = dict.fromkeys(examples[1].levels, "A")
+    result = judge_rollouts(
+        examples, rollouts, Replying(examples[1].id, all_found), out, retry_unscored=True
+    )
+    assert (result.judged, result.found_before, result.unscored) == (3, 0, 2)
+    assert list(judged(out)) == order
+    assert [row.scored for row in judged(out).values()] == [False, True, False]
+
+
+class Replying(Partial):
+    """Finds all levels of one example, and none of the others."""
+
+    def __init__(self, example_id, levels):
+        self.example_id = example_id
+        self.levels = levels
+
+    def anew(self):
+        return self
+
+    def judge(self, example, response):
+        return self.levels if example.id == self.example_id else {}
+
+
 def test_an_error_inside_a_judge_of_the_package_keeps_its_traceback(tmp_path, monkeypatch):
     """That of another judge is said in one sentence, with its name."""
     rollouts = answers(tmp_path / "r.jsonl", EXAMPLES[:1])

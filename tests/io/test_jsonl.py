@@ -66,6 +66,40 @@ def test_a_rewritten_file_is_locked_too(tmp_path):
     assert [r.example_id for r in read_jsonl(path, Rollout)] == ["b", "a"]
 
 
+def test_a_row_is_replaced_in_its_place(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    fill(path, ["failed", "a", "b"])
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n"))
+    failed = lambda r: r.example_id == "failed"  # noqa: E731
+    with Journal(path, Rollout, again=failed) as journal:
+        journal.append(row("c"))
+        journal.replace(row("c", finish_reason="length"))
+        journal.append(row("d"))
+    rows = list(read_jsonl(path, Rollout))
+    assert [(r.example_id, r.finish_reason) for r in rows] == [
+        ("a", "stop"),
+        ("b", "stop"),
+        ("c", "length"),
+        ("d", "stop"),
+    ]
+
+
+def test_a_row_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    fill(path, ["a", "b"])
+    before = path.read_bytes()
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def no_room(source, target):
+        raise full
+
+    with Journal(path, Rollout) as journal:
+        monkeypatch.setattr("pathlib.Path.replace", no_room)
+        with pytest.raises(OSError, match="rows.jsonl: No space left on device; its rows are safe"):
+            journal.replace(row("a", finish_reason="length"))
+    assert path.read_bytes() == before
+
+
 def test_a_failed_opening_leaves_no_lock_and_no_open_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("{}\n")

@@ -27,13 +27,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..shared.dropped import Dropped, clean_text
 from ...io.extras import needs
 from memcalib.io.records import (
+    RATIO_ALLOWED,
     DataError,
     Record,
     TooMuchUnpacked,
-    Unpacked,
     Violation,
     counted,
     iter_rows,
+    open_gzip,
     own_files,
     short_repr,
     undecoded,
@@ -389,22 +390,20 @@ def _csv_lines(path: Path) -> NumberedRecords:
     usual_limit = csv.field_size_limit(2**31 - 1)
     is_packed = path.name.endswith(".gz")
     options = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
-    with TextIOWrapper(Unpacked(path) if is_packed else open(path, "rb"), **options) as file:
-        header = file.readline()
-        file.seek(0)
-        rows = csv.reader(file, delimiter=max(",;\t", key=header.count))
-        try:
+    try:
+        with TextIOWrapper(open_gzip(path) if is_packed else open(path, "rb"), **options) as file:
+            header = file.readline()
+            file.seek(0)
+            rows = csv.reader(file, delimiter=max(",;\t", key=header.count))
             yield from _csv_records(rows, str(path))
-        except TooMuchUnpacked as error:
-            line = rows.line_num + 1
-            allowed = "at most 500 times as many; if this is intended, unpack the file first"
-            yield line, Violation("gzip", str(error), allowed, line=line, file=str(path))
-        except csv.Error as error:
-            allowed = "a table with one header line"
-            line = rows.line_num
-            yield line, Violation("csv", str(error), allowed, line=line, file=str(path))
-        finally:
-            csv.field_size_limit(usual_limit)
+    except TooMuchUnpacked as error:
+        yield 1, Violation("gzip", str(error), RATIO_ALLOWED, line=1, file=str(path))
+    except csv.Error as error:
+        allowed = "a table with one header line"
+        line = rows.line_num
+        yield line, Violation("csv", str(error), allowed, line=line, file=str(path))
+    finally:
+        csv.field_size_limit(usual_limit)
 
 
 def _csv_records(rows: "csv.reader", file: str) -> NumberedRecords:

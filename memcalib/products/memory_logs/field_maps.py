@@ -735,7 +735,7 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     for (rule, kind), count in counts.most_common():
         drop = first[rule, kind]
         lost, unit = (counted(count, "row"), "row")
-        if rule in ("json", "csv", "zip", "gzip"):  # of the file, before there are rows
+        if rule in ("json", "csv", "zip", "gzip", "parquet"):  # of the file, before there are rows
             lost, unit = (counted(count, "part of the file", "parts of the file"), "line")
         of_file = " of the file" if unit == "line" else ""
         named = f" ({short_repr(drop.id)})" if drop.id else ""

@@ -19,7 +19,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,14 +27,15 @@ from memcalib.io.records import (
     RATIO_ALLOWED,
     DataError,
     TooMuchUnpacked,
-    Unpacked,
     Violation,
     counted,
     is_far_larger,
     iter_rows,
+    open_gzip,
     own_files,
     short_repr,
     unique_keys,
+    unpacked_size,
 )
 
 # %% ../../../nbs/products/memory_logs/01_files.ipynb #f11e0006
@@ -466,6 +467,8 @@ def _stream_values(stream: IO[bytes], name: str, archive: str = "") -> Iterator[
     file = f"{archive}/{Path(name).name}" if archive else Path(name).name
     plain_name = name.removesuffix(".gz")
     try:
+        if name.endswith(".gz"):
+            stream = open_gzip(stream)
         text = open_text(stream, file)
         if plain_name.endswith((".csv", ".tsv")):
             yield from _table_rows(text, file)
@@ -503,6 +506,9 @@ def _logs_first_remembered(names: Sequence[str]) -> list[str]:
     return sorted(logs, key=lambda name: ("memor" not in name.lower(), name))
 
 
+_BAD_ARCHIVE = (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError)
+
+
 @contextmanager
 def _with_progress(path: Path) -> Iterator[IO[bytes]]:
     """An open file; a large one shows a progress bar while it is read."""
@@ -519,6 +525,24 @@ def _with_progress(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
+def _size_too_large(archive: zipfile.ZipFile, names: Sequence[str], archive_size: int) -> str:
+    """The sizes of these files of an archive if they become far larger than in the archive, the
+    gzip files among them unpacked too; "" if they do not.
+    """
+    unpacked = packed = 0  # of all files so far
+    for name in names:
+        sizes = archive.getinfo(name)
+        unpacked += sizes.file_size
+        # files of an archive may share their bytes
+        packed = min(packed + sizes.compress_size, archive_size)
+        if name.endswith(".gz") and not is_far_larger(unpacked, packed):
+            with suppress(*_BAD_ARCHIVE), archive.open(name) as stream:
+                unpacked += unpacked_size(gzip.GzipFile(fileobj=stream), packed)
+        if is_far_larger(unpacked, packed):
+            return f"more than {unpacked:,} bytes out of {packed:,}"
+    return ""
+
+
 def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
     """Stream (line or place, value) of a JSON, JSON lines, CSV, TSV or Parquet file, plain or
     compressed, a zip archive of them, or what `iter_rows` reads; `Violation`s among them.
@@ -532,37 +556,22 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
             yield from file_values(log)
     elif path.suffix == ".zip" and path.is_file():
         names, _ = archive_files(path)
-        unpacked = packed = 0  # of all files so far
-        archive_size = path.stat().st_size  # files of an archive may share their bytes
         with zipfile.ZipFile(path) as archive:
+            size = _size_too_large(archive, names, path.stat().st_size)
+            if size:
+                yield 0, Violation("zip", size, RATIO_ALLOWED, file=path.name)
+                return
             for name in names:
-                sizes = archive.getinfo(name)
-                unpacked += sizes.file_size
-                packed_before = packed
-                packed = min(packed + sizes.compress_size, archive_size)
-                if is_far_larger(unpacked, packed):
-                    size = f"{unpacked:,} bytes out of {packed:,}"
-                    yield 0, Violation("zip", size, RATIO_ALLOWED, file=f"{path.name}/{name}")
-                    continue
                 try:
                     with archive.open(name) as stream:
-                        if not name.endswith(".gz"):
-                            yield from _stream_values(stream, name, path.name)
-                            continue
-                        raw = Unpacked(fileobj=stream)
-                        raw.packed = packed - packed_before
-                        raw.unpacked_before = unpacked
-                        raw.packed_before = packed_before
-                        yield from _stream_values(raw, name, path.name)
-                        unpacked += raw.tell()
-                except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError) as error:
+                        yield from _stream_values(stream, name, path.name)
+                except _BAD_ARCHIVE as error:
                     reason = str(error)[:80].replace("(", "").replace(")", "")
                     allowed = "a complete zip archive, without a password; load or zip it again"
                     yield 0, Violation("zip", reason, allowed, file=f"{path.name}/{name}")
     elif path.name.endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES)) and path.is_file():
         with _with_progress(path) as stream:
-            raw = Unpacked(fileobj=stream) if path.suffix == ".gz" else stream
-            yield from _stream_values(raw, path.name)
+            yield from _stream_values(stream, path.name)
     elif path.is_file() and path.suffix not in (".parquet", ""):
         raise ValueError(
             f"{path.name}: unknown suffix {path.suffix!r}; allowed: {', '.join(LOG_SUFFIXES)}, and "

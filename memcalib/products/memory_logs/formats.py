@@ -1889,7 +1889,7 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
     nothing = "nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
-    broken = [item for item in violations if item.rule in ("zip", "gzip")]
+    broken = [item for item in violations if item.rule in ("zip", "gzip", "parquet")]
     if broken:
         return DataError(broken)
     records = [item for item in head if not isinstance(item, Violation)]

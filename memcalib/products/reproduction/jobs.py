@@ -29,8 +29,8 @@ from memcalib.io.records import (
     RATIO_ALLOWED,
     ForeseenError,
     TooMuchUnpacked,
-    Unpacked,
     one_line,
+    open_gzip,
     short_repr,
     write_whole,
 )
@@ -331,8 +331,8 @@ def unpack_rows(folder: Path) -> None:
         if (folder / name).is_file() or not packed.is_file():
             continue
         try:
-            with Unpacked(packed) as file:
-                content = b"".join(iter(lambda: file.read(2**20), b""))
+            with open_gzip(packed) as file:
+                content = file.read()
         except TooMuchUnpacked as error:
             raise ForeseenError(f"{packed}: {error}; allowed: {RATIO_ALLOWED}") from None
         write_whole(folder / name, content)

@@ -22,6 +22,7 @@ from memcalib.products.memory_logs.account import Account, Unbalanced
 from memcalib.products.memory_logs.exports import day_of, read_actions
 from memcalib.products.memory_logs.field_maps import read_all
 from memcalib.products.memory_logs.files import file_values, structure_in
+from memcalib.products.memory_logs.formats import read_log
 from memcalib.products.memory_logs.messages import (
     conversation_rows,
     is_memory_search,
@@ -412,6 +413,36 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path, name):
     ]
 
 
+@pytest.mark.parametrize("name", ["log.jsonl.gz", "log.zip", "log.parquet"])
+def test_of_a_file_that_is_far_larger_no_row_is_read(tmp_path, name):
+    """The first rows alone would be allowed."""
+    rows = [{"query": f"q{n}", "memories": ["a"], "answer": "x" * 400_000} for n in range(100)]
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    path = tmp_path / name
+    if name == "log.zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            archive.writestr("a.jsonl", json.dumps(rows[0]))
+            archive.writestr("b.jsonl.gz", gzip.compress(text.encode()))
+    elif name == "log.parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        pyarrow.parquet = pytest.importorskip("pyarrow.parquet")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(DataError, match="allowed: at most 500 times as many") as refused:
+        next(read_log(path))
+    assert len(refused.value.violations) == 1
+
+
+def test_a_gzip_file_that_is_cut_off_is_read_to_its_end(tmp_path):
+    rows = [f'{{"query": "q{n}", "memories": ["{n * n}"]}}\n' for n in range(20_000)]
+    path = tmp_path / "log.jsonl.gz"
+    path.write_bytes(gzip.compress("".join(rows).encode())[:-2000])
+    found = [value for _, value in file_values(path)]
+    assert len(found) > 1000 and [f for f in found if isinstance(f, Violation)] == [found[-1]]
+    assert found[-1].allowed == "a complete gzip file"
+
+
 def test_the_files_of_an_archive_count_together(tmp_path):
     row = json.dumps({"query": "a", "memories": ["b"], "answer": "c"}) + " " * 9_900_000 + "\n"
     path = tmp_path / "log.zip"
@@ -419,8 +450,7 @@ def test_the_files_of_an_archive_count_together(tmp_path):
         for number in range(5):
             archive.writestr(f"log{number}.jsonl", row)
     found = [value for _, value in file_values(path)]
-    assert [f.allowed for f in found if isinstance(f, Violation)] == [RATIO_ALLOWED] * 4
-    assert len(found) == 5
+    assert [fault.allowed for fault in found] == [RATIO_ALLOWED]
 
 
 def test_a_gzip_file_in_an_archive_counts_by_its_size_in_the_archive(tmp_path):
@@ -435,8 +465,7 @@ def test_a_gzip_file_in_an_archive_counts_by_its_size_in_the_archive(tmp_path):
         archive.writestr("log.jsonl.gz", inner.getvalue())
     assert 60 * len(row) < 500 * len(inner.getvalue()) and path.stat().st_size < 20_000
     found = [value for _, value in file_values(path)]
-    assert [f.allowed for f in found if isinstance(f, Violation)] == [RATIO_ALLOWED]
-    assert len(found) < 30
+    assert [fault.allowed for fault in found] == [RATIO_ALLOWED]
 
 
 def test_gzip_files_of_an_archive_count_together(tmp_path):
@@ -447,9 +476,7 @@ def test_gzip_files_of_an_archive_count_together(tmp_path):
         for number in range(12):
             archive.writestr(f"l{number:02}.jsonl.gz", gzip.compress(f"{row}\n".encode(), 9))
     found = [value for _, value in file_values(path)]
-    refused = [value for value in found if isinstance(value, Violation)]
-    assert len(found) - len(refused) <= 3
-    assert {fault.allowed for fault in refused} == {RATIO_ALLOWED} and len(refused) >= 9
+    assert [fault.allowed for fault in found] == [RATIO_ALLOWED]
 
 
 def test_an_archive_that_lists_a_file_twice_is_refused(tmp_path):
