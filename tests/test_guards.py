@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
+import nbformat
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -122,6 +123,16 @@ def test_notebooks_are_clean(copy):
         p.name for p in NOTEBOOKS if (copy / p.relative_to(ROOT)).read_text() != p.read_text()
     ]
     assert changed == []
+
+
+def test_text_in_notebooks_is_stored_as_lists_of_lines():
+    """As Jupyter and `make outputs WRITE=--write` store it; a diff then shows single lines."""
+    stored_otherwise = [
+        page.relative_to(NBS)
+        for page in NOTEBOOKS
+        if page.read_text() != nbformat.writes(nbformat.read(page, as_version=4)) + "\n"
+    ]
+    assert stored_otherwise == []
 
 
 def test_readme_follows_index(tmp_path):

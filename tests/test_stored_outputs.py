@@ -1,12 +1,20 @@
 """The tool that holds stored outputs against an execution."""
 
 import json
+from difflib import ndiff
 
 import nbformat
 import pytest
+from nbdev.clean import nbdev_clean
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tools.stored_outputs import comparable_text, differing_cells, main
+from tools.stored_outputs import (
+    comparable_text,
+    differing_cells,
+    main,
+    stores_text,
+    write_outputs,
+)
 
 
 def shown(text: str) -> list:
@@ -39,7 +47,7 @@ def test_the_stale_output_is_named_and_written_on_demand(pages, capsys):
     page = pages / "page.ipynb"
     before = page.read_bytes()
     assert main(["--nbs", str(pages), "page"]) == 1
-    assert "page, cell 1\n     -1 +1 \n    -3\n    +2\n" in capsys.readouterr().out
+    assert "page, cell 1\n    @@ -1 +1 @@\n    -3\n    +2\n" in capsys.readouterr().out
     assert page.read_bytes() == before
     assert main(["--nbs", str(pages), "page", "--write"]) == 0
     assert outputs_of(page) == ["2", "4", "'2026-01-01 in 12 s'", "never"]
@@ -53,6 +61,66 @@ def test_a_page_that_fails_is_named_and_left_alone(pages, capsys):
     said = capsys.readouterr().out
     assert said.startswith("broken: a cell failed") and "ZeroDivisionError" in said
     assert (pages / "broken.ipynb").read_bytes() == before
+
+
+def executed(cells: list) -> list:
+    """The cells as an execution leaves them, with three lines of text and a picture."""
+    stream = new_output("stream", name="stdout", text="one\ntwo\n")
+    data = {"text/plain": "a\nb\nc", "image/png": "iVBORw0KGgo=\n"}
+    picture = new_output("display_data", data=data, metadata={"needs_background": "light"})
+    cells = [nbformat.from_dict(cell) for cell in cells]
+    cells[1].update(outputs=[stream, picture], execution_count=7)
+    return cells
+
+
+def test_outputs_are_written_as_a_clean_page_has_them(pages):
+    page = pages / "page.ipynb"
+    write_outputs(page, executed(nbformat.read(page, 4).cells), [1])
+    text = page.read_text()
+    content = json.loads(text)
+    stream, picture = content["cells"][1]["outputs"]
+    assert stream["text"] == ["one\n", "two\n"]
+    assert picture["data"] == {"image/png": "iVBORw0KGgo=", "text/plain": ["a\n", "b\n", "c"]}
+    assert text == json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    nbdev_clean(str(page))
+    assert page.read_text() == text
+
+
+def test_lines_of_an_output_that_did_not_change_are_not_in_the_diff(pages):
+    page = pages / "page.ipynb"
+    cells = executed(nbformat.read(page, 4).cells)
+    write_outputs(page, cells, [1])
+    before = page.read_text()
+    write_outputs(page, cells, [1])
+    assert page.read_text() == before
+    cells[1].outputs[0].text = "one\n2\n"
+    write_outputs(page, cells, [1])
+    changes = ndiff(before.splitlines(), page.read_text().splitlines())
+    changed = [line.split() for line in changes if line[0] in "+-"]
+    assert changed == [["-", '"two\\n"'], ["+", '"2\\n"']]
+
+
+@pytest.mark.parametrize("text, is_stored", [("2026-01", True), ("never", True), ("1 + 1", False)])
+def test_pages_that_store_a_text(pages, text, is_stored):
+    assert stores_text(pages / "page.ipynb", text) is is_stored
+
+
+def test_only_pages_that_store_the_text_are_executed(pages, monkeypatch):
+    taken = []
+
+    def stored_cells(page):
+        taken.append(page.stem)
+        return nbformat.read(page, 4).cells
+
+    monkeypatch.setattr("tools.stored_outputs.executed_cells", stored_cells)
+    assert main(["--nbs", str(pages), "--containing", "in 12 s", "broken", "page"]) == 0
+    assert taken == ["page"]
+
+
+def test_a_text_that_no_page_stores(pages, capsys):
+    with pytest.raises(SystemExit):
+        main(["--nbs", str(pages), "--containing", "severe", "broken", "page"])
+    assert "--containing: found 'severe', which no page stores" in capsys.readouterr().err
 
 
 def test_a_page_that_is_not_there(pages, capsys):

@@ -1,12 +1,13 @@
 """Execute pages of nbs/ and say which of the outputs that they store are no longer what comes out:
 
-    python -m tools.stored_outputs [--write] [PAGE ...]
+    python -m tools.stored_outputs [--write] [--containing TEXT] [PAGE ...]
 
 A page is named as in nbs/ORDER (`02_judge`, `tutorials/train`); without one, all that
-`make test-notebooks` runs are executed, about ten minutes on one core. `--write` puts the outputs
-that came out into the pages. What differs from one execution to the next (times, temporary paths,
-addresses, ids) does not count as a difference. Pages of nbs/experiments are not meant: they show
-the committed run (`tools.store_runs`).
+`make test-notebooks` runs are executed, about ten minutes on one core. `--containing` executes only
+those of them that store an output with this text. `--write` puts the outputs that came out into
+the pages, in the form that `make export` gives them. What differs from one execution to the next
+(times, temporary paths, addresses, ids) does not count as a difference. Pages of nbs/experiments
+are not meant: they show the committed run (`tools.store_runs`).
 """
 
 import argparse
@@ -16,11 +17,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from nbdev.clean import nbdev_clean
 from tqdm.auto import tqdm
 
 from tools.store_runs import kept_outputs
@@ -100,12 +103,22 @@ def differing_cells(stored: Sequence[dict], fresh: Sequence[dict]) -> dict[int, 
 
 
 def write_outputs(page: Path, fresh: Sequence[dict], positions: Sequence[int]) -> None:
-    """Put the outputs of these cells into the page."""
-    content = json.loads(page.read_text(encoding="utf-8"))
+    """Put the outputs of these cells into the page: text as a list of lines, cleaned by nbdev."""
+    notebook = nbformat.read(page, as_version=4)
     for position in positions:
-        content["cells"][position]["outputs"] = kept_outputs(fresh[position])
-    text = json.dumps(content, indent=1, ensure_ascii=False)
-    page.write_text(f"{text}\n", encoding="utf-8")
+        notebook.cells[position].outputs = nbformat.from_dict(kept_outputs(fresh[position]))
+    nbformat.write(notebook, page)
+    nbdev_clean(str(page))
+
+
+def stores_text(page: Path, text: str) -> bool:
+    """Whether an output that the page stores contains a text."""
+    cells = nbformat.read(page, as_version=4).cells
+    for output in chain.from_iterable(cell.get("outputs", []) for cell in cells):
+        shown = [output.get("text", ""), *output.get("data", {}).values()]
+        if any(isinstance(value, str) and text in value for value in shown):
+            return True
+    return False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,15 +128,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("pages", nargs="*", metavar="PAGE")
     parser.add_argument("--write", action="store_true", help="put what came out into the pages")
+    parser.add_argument(
+        "--containing", metavar="TEXT", default="", help="only pages that store an output with TEXT"
+    )
     parser.add_argument("--nbs", type=Path, default=ROOT / "nbs", help="folder of the pages")
     options = parser.parse_args(arguments)
     missing = [name for name in options.pages if not (options.nbs / f"{name}.ipynb").is_file()]
     if missing:
         parser.error(f"PAGE: found {missing[0]}; allowed: a page below {options.nbs}, no .ipynb")
+    names = options.pages or library_pages()
+    if options.containing:
+        pages = {name: options.nbs / f"{name}.ipynb" for name in names}
+        names = [name for name, page in pages.items() if stores_text(page, options.containing)]
+        if not names:
+            parser.error(f"--containing: found {options.containing!r}, which no page stores")
     # pictures inline, as Jupyter draws them, whatever the environment says
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     code = 0
-    for name in tqdm(options.pages or library_pages(), unit="page"):
+    for name in tqdm(names, unit="page"):
         page = options.nbs / f"{name}.ipynb"
         try:
             fresh = executed_cells(page)
@@ -135,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         differences = differing_cells(stored, fresh)
         for position, lines in differences.items():
             print(f"{name}, cell {position}\n{lines}")
-        if differences and options.write:
+        if options.write:
             write_outputs(page, fresh, [*differences])
         elif differences:
             code = 1

@@ -138,13 +138,13 @@ def _candidate(item: Any, memory: RawMemory, levels: Mapping[str, str]) -> dict[
     memory_id = item.get("id") if isinstance(item, dict) else None
     level = memory.level or levels.get(str(memory_id)) or levels.get(str(memory.text))
     fields = {
-        "text": memory.text,
         "score": memory.score,
         "level": level,
         "id": memory_id,
         "created_at": memory.created_at,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    known = {name: value for name, value in fields.items() if value is not None}
+    return {"text": memory.text, **known}
 
 
 def _tells_the_prompt(example: Example) -> bool:

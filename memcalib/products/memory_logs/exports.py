@@ -177,16 +177,23 @@ class RawMemory:
     action: object = None
     type: str = ""
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether its text is missing or consists of spaces only."""
+        return self.text is None or (isinstance(self.text, str) and not self.text.strip())
+
 
 @dataclass(frozen=True)
 class Shape:
     """How one system writes memories: a description in words, a test that recognizes an item, and
-    a function that reads the memories in it, which may be several.
+    a function that reads the memories in it, which may be several. If they are in a list of the
+    item, `inner_lists` names its field.
     """
 
     fields: str
     fits: Callable[[object], bool]
     read: Callable[[dict], list[RawMemory]]
+    inner_lists: tuple[str, ...] = ()
 
 
 _TIME_FIELDS = ("created_at", "createdAt", "timestamp", "date", "time", "valid_at", "updated_at")
@@ -212,6 +219,16 @@ def _with_text(text: object, item: Mapping[str, object]) -> RawMemory:
     times = chain(map(item.get, _TIME_FIELDS), map(_metadata(item).get, _TIME_FIELDS))
     time = next((time for time in times if time is not None), None)
     return RawMemory(text, item.get("score"), time)
+
+
+def _inside(item: Mapping[str, object], text: object, fields: Mapping[str, object]) -> RawMemory:
+    """A memory with this text in a list of an item; without a score or a time in its own fields,
+    it has that of the item."""
+    memory = _with_text(text, fields)
+    of_item = _with_text(text, item)
+    score = of_item.score if memory.score is None else memory.score
+    created_at = of_item.created_at if memory.created_at is None else memory.created_at
+    return replace(memory, score=score, created_at=created_at)
 
 
 _LEVEL_WORDS = frozenset(["a", "b", "c", "ignore", "bound", "control"])
@@ -245,15 +262,14 @@ def _relation(item: dict) -> list[RawMemory]:
 
 
 def _entity(item: dict) -> list[RawMemory]:
-    """One memory for each observation of an entity, with its name in front."""
+    """One memory for each observation of an entity, a text or an object with a text. The name of
+    the entity stands in front, unless there is no text."""
     memories = []
     for observation in item["observations"]:
-        text = (
-            _first_of(observation, "text", "content")
-            if isinstance(observation, dict)
-            else observation
-        )
-        memory = _with_text(f"{item['name']}: {text}", item)
+        fields = observation if isinstance(observation, dict) else {"text": observation}
+        memory = _inside(item, _first_of(fields, "text", "content"), fields)
+        if isinstance(memory.text, str) and not memory.is_blank:
+            memory = replace(memory, text=f"{item['name']}: {memory.text}")
         memories.append(replace(memory, type=str(item.get("entityType") or "")))
     return memories
 
@@ -412,7 +428,10 @@ SHAPES: dict[str, Shape] = {
     ),
     "mem0 relation": Shape('{"source", "relationship", "destination"}', _is_relation, _relation),
     "mcp entity": Shape(
-        '{"name", "entityType"?, "observations"}, a memory an observation', _is_entity, _entity
+        '{"name", "entityType"?, "observations"}, a memory an observation',
+        _is_entity,
+        _entity,
+        inner_lists=("observations",),
     ),
     "zep edge": Shape('{"fact", "created_at"?, "invalid_at"?, "score"?}', _has("fact"), _edge),
     "zep node": Shape(
@@ -627,8 +646,10 @@ def record_kind(record: dict) -> Literal["row", "memory", "store"]:
         return "memory"
     if not record.keys().isdisjoint((*QUERY_FIELDS, "input", "memory_ids")):
         return "row"
-    if shape_of(record):
-        carries_others = any(_holds_memories(value) for value in record.values())
+    name = shape_of(record)
+    if name:
+        fields = record.keys() - SHAPES[name].inner_lists
+        carries_others = any(_holds_memories(record[field]) for field in fields)
         return "row" if carries_others else "memory"
     is_spoken = any(isinstance(value, str) and " " in value.strip() for value in record.values())
     if is_spoken or not _holds_memories(find_memories(record)):
@@ -745,13 +766,10 @@ class _ReadItem:
 
     @property
     def has_no_text(self) -> bool:
-        """Whether its text is missing or blank."""
+        """Whether none of its memories has a text."""
         if not self.shape or self.is_broken:
             return False
-        return all(
-            memory.text is None or (isinstance(memory.text, str) and not memory.text.strip())
-            for memory in self.memories
-        )
+        return all(memory.is_blank for memory in self.memories)
 
     def faults(self, number: int) -> list[RowFault]:
         """What is wrong with it: its form, or the fields of its memories."""
@@ -764,7 +782,10 @@ class _ReadItem:
             return [RowFault("memory shape", kind, allowed)]
         if self.is_broken:
             return [RowFault("memory shape", kind, f"{self.shape}: {SHAPES[self.shape].fields}")]
-        faults = (_memory_faults(memory, number) for memory in self.memories)
+        memories = self.memories
+        if not self.has_no_text:  # a blank memory beside others is left out and is no fault
+            memories = [memory for memory in memories if not memory.is_blank]
+        faults = (_memory_faults(memory, number) for memory in memories)
         return list(chain.from_iterable(faults))
 
 
@@ -976,6 +997,8 @@ def _log_memories(item: _ReadItem) -> Iterator[LogMemory]:
     id."""
     memory_id = clean_text(_first_name([{"id": _memory_id(item.item)}], ("id",)))
     for number, raw in enumerate(item.memories, 1):
+        if raw.is_blank:
+            continue
         day, unread_time = _read_time(raw.created_at)
         is_one_of_many = len(item.memories) > 1 and memory_id
         yield LogMemory(
@@ -1073,6 +1096,8 @@ def _to_log_row(
         else:
             shapes.append(item.shape)
             memories += _log_memories(item)
+            blanks = sum(memory.is_blank for memory in item.memories)
+            left_memories.update({"no text": blanks} if blanks else {})
     query = clean_text(record["query"])
     turns, left_turns = read_turns(record.get("turns") or [])
     turns_kept = turns_before(turns, query)

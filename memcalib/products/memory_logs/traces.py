@@ -172,7 +172,7 @@ def _shown(retrieved: list[object], prompt: str) -> list[object]:
 
 
 def _is_in(item: object, prompt: str) -> bool:
-    texts = [memory.text for memory in memories_in(item)]
+    texts = [memory.text for memory in memories_in(item) if not memory.is_blank]
     return bool(texts) and all(isinstance(text, str) and text.strip() in prompt for text in texts)
 
 

@@ -5,10 +5,12 @@ import json
 import pytest
 from command_line import run
 
+from memcalib.commands.sweep import retrieved_rows
 from memcalib.products.memory_logs.exports import (
     SHAPES,
     RawMemory,
     Shape,
+    check_log_row,
     record_kind,
     shape_of,
 )
@@ -16,6 +18,7 @@ from memcalib.products.memory_logs.field_maps import read_all
 from memcalib.products.memory_logs.formats import format_of, read_store
 from memcalib.products.memory_logs.notes import mapping_lines, note_memories, system_memories
 from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
+from memcalib.products.memory_logs.traces import _is_in
 
 ZEP = {
     "query": "What can I bake?",
@@ -203,3 +206,104 @@ def test_a_form_that_is_added_is_a_memory_and_a_store_without_another_edit(monke
     assert record_kind(record) == "memory" and format_of(record).name == "memories"
     (tmp_path / "tastes.json").write_text(json.dumps([record, record]))
     assert len(read_store(tmp_path / "tastes.json").items) == 2
+
+
+PROFILE = {"topic": "food", "memos": [{"content": "Is vegan"}, {"content": "Bakes with rye"}]}
+
+
+def test_the_memories_in_a_form_that_is_added_may_be_objects(monkeypatch, tmp_path):
+    profile = Shape(
+        '{"topic", "memos"}',
+        lambda item: isinstance(item, dict) and item.keys() >= {"topic", "memos"},
+        lambda item: [RawMemory(memo["content"], type=item["topic"]) for memo in item["memos"]],
+        inner_lists=("memos",),
+    )
+    monkeypatch.setitem(SHAPES, "profile", profile)
+    assert record_kind(PROFILE) == "memory"
+    assert record_kind({"results": [PROFILE]}) == "store"
+    assert record_kind({"query": "Dinner?", "memories": [PROFILE]}) == "row"
+    assert record_kind({**PROFILE, "memories": [MEM0]}) == "row"  # of others, not of its own
+    (tmp_path / "store.jsonl").write_text(f"{json.dumps(PROFILE)}\n" * 2)
+    assert len(read_store(tmp_path / "store.jsonl").items) == 2
+    [row] = read_all([{"query": "Dinner?", "memories": [PROFILE], "answer": "Tofu."}]).rows
+    assert [(memory.text, memory.type) for memory in row.memories] == [
+        ("Is vegan", "food"),
+        ("Bakes with rye", "food"),
+    ]
+
+
+# entities of the MCP memory server
+
+
+def entity(*observations, **fields) -> dict:
+    return {"name": "Mia", "entityType": "person", "observations": [*observations], **fields}
+
+
+def row_with(*memories) -> dict:
+    return {"query": "Sport?", "memories": [*memories], "answer": "Row."}
+
+
+@pytest.mark.parametrize(
+    "observations", [["Rows"], [{"content": "Rows"}, {"text": "Bakes"}], [{"text": "Rows"}, ""]]
+)
+def test_an_entity_is_a_memory_with_texts_and_with_objects(tmp_path, observations):
+    record = entity(*observations)
+    assert record_kind(record) == "memory" and format_of(record).name == "memories"
+    assert record_kind({"entities": [record]}) == "store"
+    (tmp_path / "memory.jsonl").write_text(json.dumps(record))
+    assert read_store(tmp_path / "memory.jsonl").items == [record]
+
+
+@pytest.mark.parametrize("nothing", [{"created_at": "2026-01-02"}, {"text": None}, " ", None])
+def test_an_observation_without_a_text_is_left_out_and_counted(nothing):
+    reading = read_all([row_with(entity("Rows", nothing, {"content": "Bakes"}, id="e7"))])
+    [row] = reading.rows
+    told = [(memory.text, memory.id) for memory in row.memories]
+    assert told == [("Mia: Rows", "e7#1"), ("Mia: Bakes", "e7#3")]
+    assert row.left_memories == {"no text": 1}
+    tally = reading.account.tallies["memory"]
+    assert (tally.found, tally.used) == (3, 2)
+
+
+def test_an_entity_without_any_text_is_left_out_beside_other_memories():
+    [row] = read_all([row_with(entity(" ", {}), "Rows")]).rows
+    assert [memory.text for memory in row.memories] == ["Rows"]
+    assert row.left_memories == {"no text": 2}
+    [fault, _] = check_log_row(row_with(entity(" ", {})))
+    assert fault.rule == "memory text"
+
+
+@pytest.mark.parametrize("observation", [7, {"text": ["Rows"]}])
+def test_an_observation_that_is_no_text_is_refused(observation):
+    [fault] = check_log_row(row_with(entity("Bakes", observation)))
+    assert fault.rule == "memory text" and fault.found.endswith(" in memory 1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "day", "score"),
+    [
+        ({}, "2026-01-01", 0.5),
+        ({"created_at": "2026-03-04", "score": 0}, "2026-03-04", 0),
+        ({"timestamp": "2026-03-04"}, "2026-03-04", 0.5),
+        ({"metadata": {"date": "2026-03-04"}}, "2026-03-04", 0.5),
+    ],
+)
+def test_the_time_of_an_observation_is_before_that_of_its_entity(fields, day, score):
+    whole = {"created_at": "2026-01-01", "score": 0.5}
+    [row] = read_all([row_with(entity({"text": "Rows", **fields}, **whole))]).rows
+    [memory] = row.memories
+    assert (memory.created_at, memory.score) == (day, score)
+
+
+def test_a_blank_memory_does_not_say_whether_the_prompt_has_its_record():
+    assert _is_in(entity("Rows", ""), "Mia: Rows") and not _is_in(entity("", " "), "Mia: Rows")
+
+
+def test_a_blank_memory_that_a_sweep_retrieves_is_left_out(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(row_with("Swims")))
+    plan = LogPlan(file=str(log), consent="x")
+    found = retrieved_rows(str(log), plan, lambda query, k: [entity("Rows", {})], 3)
+    [row] = read_all(found).rows
+    assert "Mia: Rows" in [memory.text for memory in row.memories]
+    assert row.left_memories == {"no text": 1}
