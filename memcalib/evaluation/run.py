@@ -238,8 +238,8 @@ def evaluate(
     if model is None:
         if isinstance(examples, str) and not Path(examples).exists():
             raise ValueError(
-                f"model: found no model, and {examples!r} contains no answers; allowed: a model, or "
-                "a file, folder, frame or rows with answers"
+                f"model: found no model, and {examples!r} contains no answers; allowed: a model, "
+                "or a file, folder, frame or rows with answers"
             )
         existing, rollouts = existing_answers(examples, log)
         return _judge_existing(existing, rollouts, judge, out)

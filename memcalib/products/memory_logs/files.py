@@ -433,10 +433,14 @@ _BESIDES = re.compile(  # files of an archive that hold no conversation
 )
 
 
+# Characters of a cell. The limit is that of the process, and readers may end in any order.
+_USUAL_CELL = 131_072
+
+
 def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
     """The rows of a table by the names of its columns, numbered as a spreadsheet does, which counts
     the names as row 1; a row with more cells than columns is a `Violation`."""
-    usual_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     head = text.readline()
     while head and not head.strip():
         head = text.readline()
@@ -457,7 +461,7 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         line = reader.line_num
         yield line, Violation("csv", short_repr(str(error)), "a CSV table", line=line, file=file)
     finally:
-        csv.field_size_limit(usual_limit)
+        csv.field_size_limit(_USUAL_CELL)
 
 
 def _stream_values(stream: IO[bytes], name: str, archive: str = "") -> Iterator[tuple[int, object]]:
