@@ -385,9 +385,13 @@ _UNDECODED = re.compile(
 )  # what `surrogateescape` makes of bytes that are not UTF-8
 
 
+# Characters of a cell. The limit is that of the process, and readers may end in any order.
+_USUAL_CELL = 131_072
+
+
 def _csv_lines(path: Path) -> NumberedRecords:
-    # a cell may be a whole book; the length rules come later. The limit is that of the process
-    usual_limit = csv.field_size_limit(2**31 - 1)
+    # a cell may be a whole book; the length rules come later
+    csv.field_size_limit(2**31 - 1)
     is_packed = path.name.endswith(".gz")
     options = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
     try:
@@ -403,7 +407,7 @@ def _csv_lines(path: Path) -> NumberedRecords:
         line = rows.line_num
         yield line, Violation("csv", str(error), allowed, line=line, file=str(path))
     finally:
-        csv.field_size_limit(usual_limit)
+        csv.field_size_limit(_USUAL_CELL)
 
 
 def _csv_records(rows: "csv.reader", file: str) -> NumberedRecords:

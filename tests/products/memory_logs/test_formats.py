@@ -2,6 +2,8 @@
 a row that has a key twice is refused.
 """
 
+import csv
+import io
 import json
 
 import pytest
@@ -12,6 +14,7 @@ from memcalib.io.records import DataError
 from memcalib.products.dataset.consent import summarise_terms
 from memcalib.products.dataset.memory_drafts import memory_drafts
 from memcalib.products.memory_logs.exports import LogRow, day_of, to_log_row
+from memcalib.products.memory_logs.files import _table_rows
 from memcalib.products.memory_logs.formats import read_log
 
 MADE = "2025-03-02T10:29:36Z"
@@ -350,3 +353,14 @@ def test_records_with_a_key_twice_name_the_line(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"step": 2, "loss": {"a": 1, "a": 2}}\n')
     with pytest.raises(DataError, match=r"rows.jsonl:2: json: .*the key 'a' occurs twice"):
         read_rows(tmp_path / "rows.jsonl")
+
+
+def test_the_limit_of_a_cell_is_the_usual_one_after_readers_that_end_in_another_order():
+    """The limit is that of the process, so a sheet that is read later would not be refused."""
+    usual = csv.field_size_limit()
+    readers = [_table_rows(io.StringIO("query,answer\nq,a\n"), "t.csv") for _ in range(2)]
+    for reader in readers:
+        next(reader)
+    for reader in readers:
+        assert not [*reader]
+    assert csv.field_size_limit() == usual
