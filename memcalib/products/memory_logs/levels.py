@@ -41,6 +41,7 @@ from memcalib.io.records import (
     Record,
     counted,
     display_text,
+    own_files,
     read_jsonl,
     write_jsonl,
     write_whole,
@@ -345,8 +346,9 @@ class LevelsFile:
             raise FileNotFoundError(
                 f"{file}: there are no proposed levels; `memcalib levels` writes them"
             )
-        self.proposals = {row.item: row for row in read_jsonl(file, LevelProposal)}
         settled = self.folder / "settled.jsonl"
+        own_files(self.folder, (file, settled), below=False)
+        self.proposals = {row.item: row for row in read_jsonl(file, LevelProposal)}
         self.settled: dict[str, SettledLevel] = {}
         decisions = latest(rows_so_far(settled, SettledLevel)) if settled.is_file() else ()
         for row in decisions:
