@@ -1776,6 +1776,7 @@ def gate(
     if run is None:
         raise WrongCall("gate: found no run; allowed: the run folder of an evaluation")
     if save is not None:
+        _say_changed(run)
         print(save_baseline(run, save, side))
         return
     options = {
@@ -1809,10 +1810,10 @@ def gate(
 # %% ../../nbs/commands/09_cli.ipynb #cbd1c6e3
 def _say_changed(folder: Path) -> None:
     """Say on standard error which files of rows of a folder are no longer those of its run."""
-    from memcalib.report.run_data import changed_files, changed_line, read_json_object
+    from memcalib.report.run_data import edit_lines, read_json_object
 
-    for name in changed_files(folder, read_json_object(folder / "manifest.json")):
-        print(f"{folder}: {changed_line(name)}", file=sys.stderr)
+    for line in edit_lines(folder, read_json_object(folder / "manifest.json")):
+        print(f"{folder}: {line}", file=sys.stderr)
 
 
 @app.command()
@@ -2046,12 +2047,15 @@ def score(
     Example: memcalib score runs/first/judgments.jsonl --by domain,kind
     """
     from memcalib.evaluation.breakdown import score_text
-    from memcalib.io.records import printable
+    from memcalib.io.records import own_files, printable
     from memcalib.metrics import response_frame
+    from memcalib.report.run_data import ROW_FILES
     from memcalib.report.tables import quality_lines
 
     if Path(judgments).is_dir():
-        judgments = str(Path(judgments) / "judgments.jsonl")
+        folder = Path(judgments)
+        own_files(folder, (folder / name for name in ROW_FILES), below=False)
+        judgments = str(folder / "judgments.jsonl")
     other_rows = rows_of_another_kind(judgments)
     if other_rows:
         raise ValueError(other_rows)

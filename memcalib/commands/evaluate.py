@@ -609,6 +609,8 @@ class EvaluationRun:
             return ""
         if stored.get("data_hash") == settings["data_hash"]:
             return ""
+        if stored.get("limit") != settings["limit"]:
+            return ""
         if stored["log"].get("file") != log_settings["file"]:
             return (
                 f". The log has changed, or is a different one; use --out "

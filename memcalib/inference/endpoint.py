@@ -308,6 +308,8 @@ class Endpoint(BaseModel):
             raise CallError("no_key", message)
         if not _is_address(value):
             raise ValueError("must be an address such as http://localhost:8000/v1")
+        if not urlsplit(value).hostname.isascii():
+            raise ValueError("must have a host name of ASCII characters, such as localhost")
         return value.rstrip("/")
 
     @field_validator("extra_body")

@@ -397,19 +397,21 @@ def _leads_out(file: Path, folder: Path) -> bool:
     return not end.is_relative_to(root) and end.parent not in blobs
 
 
-def own_files(folder: Path, files: Iterable[Path]) -> list[Path]:
+def own_files(folder: Path, files: Iterable[Path], below: bool = True) -> list[Path]:
     """These files of a folder. Raises `DataError` if one of them is a link to a file elsewhere,
-    because somebody else may have made the folder.
+    because somebody else may have made the folder. With `below`, the same is true for a link to
+    another folder, which nobody may overlook when the folder is searched for files.
     """
     files = list(files)
+    linked_folders = [path for path in folder.rglob("*") if path.is_dir()] if below else []
     faults = [
         Violation(
             "link",
             f"a link that leads out of the folder, to {file.resolve()}",
-            "files of the folder, or this file named itself",
+            "files of the folder, or what it leads to, named itself",
             file=str(file),
         )
-        for file in files
+        for file in (*files, *linked_folders)
         if _leads_out(file, folder)
     ]
     if faults:
@@ -433,7 +435,8 @@ def _folder_rows(folder: Path, split: str) -> Iterator[tuple[int, Any]]:
     """The rows of the files of one split in a folder, in the order of their names. What a file
     beside them says about the data, such as the head of a README.md, is not read.
     """
-    inside = [path for path in sorted(folder.rglob("*")) if path.name.endswith(SUFFIXES)]
+    everything = sorted(folder.rglob("*"))
+    inside = [path for path in everything if path.name.endswith(SUFFIXES)]
     names = [path.relative_to(folder).as_posix() for path in inside if path.is_file()]
     names = [name for name in names if not re.search(r"(?:^|/)\.", name)]
     words = {name: set(re.split(r"[^a-z]+", name.lower())) for name in names}
@@ -450,15 +453,14 @@ def _folder_rows(folder: Path, split: str) -> Iterator[tuple[int, Any]]:
         yield 1, Violation("dataset", found, allowed, line=1, file=str(folder))
         return
     number = 0
+    chosen_paths = [folder / name for name in chosen]
+    for path in (*chosen_paths, *(path for path in everything if path.is_dir())):
+        if _leads_out(path, folder):
+            found = f"a link that leads out of the folder, to {path.resolve()}"
+            allowed = "files of the folder, or what it leads to, named itself"
+            yield 1, Violation("dataset", found, allowed, line=1, file=str(path))
+            return
     for name in chosen:
-        if _leads_out(folder / name, folder):
-            found = f"a link that leads out of the folder, to {(folder / name).resolve()}"
-            allowed = "files of the folder, or this file named itself"
-            yield (
-                number + 1,
-                Violation("dataset", found, allowed, line=number + 1, file=str(folder / name)),
-            )
-            continue
         for _, row in iter_rows(folder / name):
             number += 1
             yield number, row

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['USAGE', 'UNUSED_LABELS', 'ROW_FILES', 'METHOD_LABELS', 'AnswerRowT', 'NO_MEMORY', 'other_name', 'answer_frame',
            'usage_frame', 'plausible_usage', 'RunData', 'AnswerRow', 'in_order', 'load_run', 'doubt_lines',
-           'changed_line', 'changed_files', 'other_model_lines', 'exam_in_reports', 'filled', 'read_json_object',
+           'edit_lines', 'changed_files', 'other_model_lines', 'exam_in_reports', 'filled', 'read_json_object',
            'source_names']
 
 # %% ../../nbs/report/01_run_data.ipynb #2212d271
@@ -30,7 +30,15 @@ from memcalib.scoring.target_labels import (
 )
 from ..io.parts import find_part
 from ..io.jsonl import read_rows, rows_so_far, torn_line
-from ..io.records import DataError, Violation, counted, cut_text, printable, visible_name
+from memcalib.io.records import (
+    DataError,
+    Violation,
+    counted,
+    cut_text,
+    own_files,
+    printable,
+    visible_name,
+)
 from ..io.runs import file_hash
 from memcalib.metrics import (
     SOURCE,
@@ -109,6 +117,16 @@ def plausible_usage(usage: "pd.DataFrame") -> "pd.DataFrame":
 # %% ../../nbs/report/01_run_data.ipynb #9b3f5d87
 UNUSED_LABELS = "target-labels.jsonl was not used"
 ROW_FILES = ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl", "judgments2.jsonl")
+_READ_FILES = (
+    *ROW_FILES,
+    "parameters.json",
+    "manifest.json",
+    "exam.json",
+    "target-labels.jsonl",
+    "steps.jsonl",
+    "path.jsonl",
+    "traces.jsonl",
+)
 
 
 @dataclass
@@ -308,7 +326,8 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> RunData:
     """Read a run folder; `notes` says what could not be used.
 
     Raises `FileNotFoundError` when there is no folder, or none of the files in `needed`, and
-    `DataError` naming file and line of a bad row, or a row of another version of its example.
+    `DataError` naming file and line of a bad row, a row of another version of its example, or a
+    link that leads out of the folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -317,6 +336,7 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> RunData:
         raise FileNotFoundError(
             f"{folder}: this folder does not contain a run; looked for {', '.join(needed)}"
         )
+    own_files(folder, (folder / name for name in _READ_FILES), below=False)
     run = RunData(folder)
     run.manifest = _read_noted(run, "manifest.json")
     run.parameters = _read_noted(run, "parameters.json")
@@ -351,16 +371,25 @@ def doubt_lines(run: RunData) -> list[str]:
             f"{'it was' if run.changed_answers == 1 else 'they were'} judged: rollouts.jsonl now "
             f"contains other texts, but the scores are for the earlier ones."
         )
-    lines += [changed_line(name) for name in changed_files(run.folder, run.manifest)]
-    return lines
+    return lines + edit_lines(run.folder, run.manifest)
 
 
-def changed_line(name: str) -> str:
-    """The warning for a file of rows that is not the one that its run wrote."""
-    return (
+def edit_lines(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """A sentence for each file of rows that is not the one that its run wrote, or one sentence if
+    the manifest of an evaluation is missing.
+    """
+    is_evaluation = any((folder / name).is_file() for name in ("parameters.json", "versions.json"))
+    is_judged = (folder / "judgments.jsonl").is_file()
+    if is_evaluation and is_judged and not manifest.get("data_sha256"):
+        return [
+            "manifest.json is missing or describes no rows, so edits cannot be noticed: the "
+            "evaluation did not finish, or somebody removed or changed the file."
+        ]
+    return [
         f"{name} is not as manifest.json describes it: the file was changed, or written on, after "
         f"the end of the run, and the scores are of the file as it is now."
-    )
+        for name in changed_files(folder, manifest)
+    ]
 
 
 def changed_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:

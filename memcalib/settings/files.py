@@ -378,13 +378,15 @@ def allowing_hosts(*hosts: str) -> Iterator[None]:
         _ALLOWED_HOSTS.reset(token)
 
 # %% ../../nbs/settings/01_files.ipynb #167ccae9
-def _is_typed(typed: object, names: Sequence[str], endpoint: Endpoint) -> bool:
-    """Whether the address of an endpoint was typed, and its variable typed or the default one."""
+def _typed_names(typed: object, names: Sequence[str]) -> set[str]:
+    """The settings of an endpoint that were typed."""
     for name in names:
         typed = typed.get(name) if isinstance(typed, Mapping) else None
-    if not isinstance(typed, Mapping) or not typed.get("base_url"):
-        return False
-    return "key_env" in typed or endpoint.key_env == Endpoint.model_fields["key_env"].default
+    return (
+        {name for name, value in typed.items() if value is not None}
+        if isinstance(typed, Mapping)
+        else set()
+    )
 
 
 def _agreed_file() -> Path:
@@ -475,7 +477,10 @@ def check_key_hosts(
         host = urlsplit(endpoint.url).hostname or ""
         if not _has_key(endpoint):
             continue
-        if _host_allowed(endpoint) or _is_typed(typed, names, endpoint):
+        typed_names = _typed_names(typed, names)
+        is_usual_key = endpoint.key_env == Endpoint.model_fields["key_env"].default
+        is_typed = "base_url" in typed_names
+        if _host_allowed(endpoint) or (is_typed and (is_usual_key or "key_env" in typed_names)):
             continue
         to_agree_to = _host_to_agree_to(endpoint)
         if _ask_about(endpoint.key_env, to_agree_to, file):
@@ -484,9 +489,11 @@ def check_key_hosts(
             f"the key in {endpoint.key_env} may not be sent to this host; to allow it, use "
             f"--allow-host {host}"
         )
-        errors.append(
-            SettingError(".".join((*names, "base_url")), allowed, short_repr(to_agree_to))
-        )
+        setting, value = "base_url", to_agree_to
+        if is_typed:
+            setting, value = "key_env", endpoint.key_env
+            allowed = f"the address {endpoint.url} was typed, but {allowed}, or type key_env too"
+        errors.append(SettingError(".".join((*names, setting)), allowed, short_repr(value)))
     if errors:
         raise SettingErrors(errors, str(file))
 

@@ -18,13 +18,14 @@ from memcalib.settings.files import allowing_hosts, prompt_files_in, with_settin
 from memcalib.trainer.demonstrations import DemonstrationConfig, load_demonstration_prompt
 from memcalib.products.dataset.sources import _hub_lines, folder_files, load_sources
 from memcalib.products.memory_logs.files import folder_logs
+from memcalib.products.memory_logs.levels import LevelsFile
 from memcalib.products.memory_logs.notes import note_files
 from memcalib.products.reproduction.experiments import _sending_of_plan
 from memcalib.products.reproduction.plan import Plan, making_words
 from memcalib.products.reproduction.profiles import load_profile
-from memcalib.io.records import DataError, iter_rows, write_jsonl
+from memcalib.io.records import DataError, Violation, iter_rows, write_jsonl
 from memcalib.io.settings import SettingErrors, dry_run_scope, import_object
-from memcalib.products.micro.world import WORLDS, make_examples
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.micro.practice.server import MicroServer
 
 EXAMPLES = make_examples(WORLDS["short"], 4, 7, "test")
@@ -229,6 +230,14 @@ def test_a_key_goes_only_to_the_host_it_was_given_for(folder, monkeypatch):
 )
 def test_which_pairs_of_key_and_host_need_no_question(folder, judge, settings, allowed):
     assert (not refusal(evaluation_file(folder, model="j", **judge), *settings)) is allowed
+
+
+def test_a_refused_key_for_a_typed_address_is_named_by_its_variable(folder):
+    file = evaluation_file(folder, model="j", key_env="AWS_SECRET_KEY")
+    message = refusal(file, "judge.base_url=https://mine.example/v1")
+    assert "theirs.yaml: judge.key_env: found 'AWS_SECRET_KEY'" in message
+    assert "the address https://mine.example/v1 was typed" in message
+    assert "--allow-host mine.example, or type key_env too" in message
 
 
 EVIL = {"base_url": "https://evil.example/v1", "key_env": "ANY_KEY"}
@@ -674,6 +683,65 @@ def test_a_folder_of_a_log_or_source_has_no_link_to_a_file_elsewhere(folder, nam
     readers = {"notes.md": note_files, "rows.csv": folder_files}
     with pytest.raises(DataError, match="a link that leads out of the folder"):
         readers.get(name, folder_logs)(folder / "theirs")
+
+
+READERS = {
+    "log": folder_logs,
+    "notes": note_files,
+    "source": folder_files,
+    "data": lambda path: only_rows(iter_rows(path)),
+}
+
+
+def only_rows(rows):
+    """The rows; raises the first fault among them."""
+    for _, row in rows:
+        if isinstance(row, Violation):
+            raise DataError([row])
+        yield row
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_folder_has_no_link_to_a_folder_elsewhere(folder, reader):
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "a.jsonl").write_text('{"query": "What is private?"}\n')
+    theirs = folder / "theirs"
+    (theirs / "inside").mkdir(parents=True)
+    for name in ("b.jsonl", "b.md", "b.csv"):
+        (theirs / name).write_text('{"query": "q", "answer": "This."}\n')
+    (theirs / "within").symlink_to(theirs / "inside")
+    assert list(READERS[reader](theirs))
+    (theirs / "inside" / "link").symlink_to(folder / "elsewhere")
+    with pytest.raises(DataError, match="a link that leads out of the folder"):
+        list(READERS[reader](theirs))
+
+
+@pytest.mark.parametrize(
+    "name", ["judgments.jsonl", "rollouts.jsonl", "examples.jsonl", "manifest.json"]
+)
+def test_a_run_folder_has_no_link_to_a_file_elsewhere(capsys, folder, name):
+    (folder / "elsewhere").write_text("{}\n")
+    (folder / "run").mkdir()
+    judgments = [exact_judge(example, "Yes.") for example in EXAMPLES]
+    write_jsonl(folder / "run" / "judgments.jsonl", judgments)
+    assert run(capsys, "report", "run")[0] == run(capsys, "score", "run")[0] == 0
+    (folder / "run" / name).unlink(missing_ok=True)
+    (folder / "run" / name).symlink_to(folder / "elsewhere")
+    for words in (["report", "run"], ["score", "run"], ["compare", "run", "run"]):
+        if words[0] != "score" or name != "manifest.json":
+            code, _, errors = run(capsys, *words)
+            assert code == 1 and "a link that leads out of the folder" in errors, words
+
+
+@pytest.mark.parametrize("name", ["proposals.jsonl", "settled.jsonl"])
+def test_a_folder_of_levels_has_no_link_to_a_file_elsewhere(folder, name):
+    (folder / "elsewhere").write_text("{}\n")
+    (folder / "levels").mkdir()
+    (folder / "levels" / "proposals.jsonl").write_text("{}\n")
+    (folder / "levels" / name).unlink(missing_ok=True)
+    (folder / "levels" / name).symlink_to(folder / "elsewhere")
+    with pytest.raises(DataError, match="a link that leads out of the folder"):
+        LevelsFile(folder / "levels")
 
 
 def test_links_within_the_cache_of_a_hub_are_followed(folder):

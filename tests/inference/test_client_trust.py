@@ -286,3 +286,9 @@ def test_an_error_that_unpacks_to_gigabytes_is_read_no_further_than_a_megabyte()
         tracemalloc.stop()
     assert len(str(caught.value)) < 2000
     assert peak < 25_000_000  # one packet that is unpacked, not the body
+
+
+@pytest.mark.parametrize("host", ["localhost\u3002", "b\u00fccher.example", "loc\u0430lhost"])
+def test_a_host_name_that_is_not_ascii_is_refused_as_such(host):
+    with pytest.raises(ValueError, match="base_url.*\n.*host name of ASCII characters"):
+        Endpoint(model="m", base_url=f"http://{host}:8765/v1")

@@ -249,6 +249,43 @@ def test_levels_that_were_edited_after_the_end_are_said_on_the_terminal(
     assert line not in "".join(run(capsys, "score", "other")[1:])
 
 
+@pytest.mark.parametrize("content", [None, "{}", '{"data_sha256": {}}'])
+def test_a_missing_manifest_is_said(capsys, folder, monkeypatch, content):
+    monkeypatch.chdir(folder.parent)
+    shutil.copytree(folder, folder.parent / "other")
+    (folder / "manifest.json").unlink()
+    if content is not None:
+        (folder / "manifest.json").write_text(content)
+    line = "manifest.json is missing or describes no rows, so edits cannot be noticed"
+    for words in (
+        ["gate", "run", "--baseline", "other"],
+        ["gate", "run", "--min", "SCS=1"],
+        ["gate", "run", "--save", "saved"],
+        ["compare", "other", "run"],
+        ["score", "run"],
+        ["report", "run"],
+    ):
+        _, output, errors = run(capsys, *words)
+        assert line in output + errors, words
+    assert line in (folder / "report.html").read_text()
+    assert line not in "".join(run(capsys, "gate", "other", "--baseline", "saved")[1:])
+
+
+def test_an_edited_run_is_not_saved_as_a_baseline(capsys, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    assert run(capsys, "gate", "run", "--save", "saved")[0] == 0
+    (folder.parent / "saved/judgments.jsonl").unlink()
+
+    def all_right(row):
+        for atom in row["atoms"]:
+            atom["actual"] = atom["ideal"]
+
+    change_rows(folder / "judgments.jsonl", all_right)
+    code, _, errors = run(capsys, "gate", "run", "--save", "saved")
+    assert code == 1 and "found judgments.jsonl changed since its evaluation" in errors
+    assert not (folder.parent / "saved/judgments.jsonl").exists()
+
+
 def test_a_run_folder_is_scored_by_its_name(capsys, folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     assert run(capsys, "score", "run") == run(capsys, "score", "run/judgments.jsonl")

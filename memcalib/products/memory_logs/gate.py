@@ -43,7 +43,7 @@ from memcalib.report.comparison import (
     check_sides,
     read_sides,
 )
-from ...report.run_data import doubt_lines
+from ...report.run_data import changed_files, doubt_lines
 from ...report.tables import markdown_cell
 
 # %% ../../../nbs/products/memory_logs/15_gate.ipynb #cd4bf7ef
@@ -815,9 +815,15 @@ def save_baseline(run: str | Path, folder: str | Path, side: str | None = None) 
     """Save what a gate needs from a run into a folder, without any text of questions, memories or
     answers; returns the folder.
 
-    Ids of examples stay as they are. Raises as `run_gate` does.
+    Ids of examples stay as they are. Raises as `run_gate` does, and `ValueError` for a run whose
+    rows were changed.
     """
     chosen = _one_side(run, side)
+    for name in changed_files(chosen.run.folder, chosen.run.manifest):
+        raise ValueError(
+            f"{run}: found {name} changed since its evaluation; allowed: a run as its evaluation "
+            f"wrote it, because a baseline does not record such changes"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_jsonl(folder / "judgments.jsonl", _without_texts(chosen.judgments, chosen.contents))

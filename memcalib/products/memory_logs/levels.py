@@ -41,6 +41,7 @@ from memcalib.io.records import (
     Record,
     counted,
     display_text,
+    own_files,
     read_jsonl,
     write_jsonl,
     write_whole,
@@ -353,6 +354,7 @@ class LevelsFile:
             raise FileNotFoundError(
                 f"{file}: there are no proposed levels; `memcalib levels` writes them"
             )
+        own_files(self.folder, (file, self.settled_file), below=False)
         self.proposals = {row.item: row for row in read_jsonl(file, LevelProposal)}
         self.sheet = self.folder / "sheet.csv"  # or, once it was written, the sheet to fill in
         self._read_settled()

@@ -490,3 +490,14 @@ def test_levels_are_read_as_the_judge_reads_its_replies(wrapped, is_read):
         reading = level_reading(text, example)
         assert bool(reading.levels) == is_read and bool(reading.fault) != is_read
     assert "cut off" in level_reading("{}", example, "length").fault
+
+
+def test_another_limit_is_not_said_to_be_other_levels(tmp_path):
+    from memcalib.commands.evaluate import Evaluation, EvaluationRun
+
+    plan = LogPlan(file=write(tmp_path / "log.jsonl", map(mem0_row, range(5))), **CONSENT)
+    evaluation = Evaluation(log=plan, judge="micro-exact", limit=3)
+    EvaluationRun(evaluation, tmp_path / "run").generate()
+    with pytest.raises(ValueError, match="limit: 3 there, 4 now") as refused:
+        EvaluationRun(evaluation.model_copy(update={"limit": 4}), tmp_path / "run")
+    assert "ideal levels" not in str(refused.value)
