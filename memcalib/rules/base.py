@@ -360,7 +360,7 @@ def setting(default: object, need: str, **origin: object) -> Any:
     (`products.reproduction.provenance`): the paper's value (`paper`) and its place (`where`),
     the published code's value (`code`), and the reason (`why`) if the default is not the paper's.
     """
-    field = pydantic.Field(default)
+    field: Any = pydantic.Field(default)
     field.metadata.append(SettingOrigin({"need": need, **origin}))
     return field
 
