@@ -328,7 +328,8 @@ def check_channel_table(value: float | Mapping[str, float]) -> float | Mapping[s
 def eta_by_channel(eta: float | Mapping[str, float]) -> Float[Tensor, " channel"]:
     """$\\eta^{(h)}$ of the nine channels, float64. `ValueError` outside [0, 1] or for
     an unknown channel name."""
-    strengths = eta if isinstance(eta, Mapping) else dict.fromkeys(CHANNELS, eta)
+    is_table = isinstance(eta, Mapping)
+    strengths: Mapping[str, float] = eta if is_table else dict.fromkeys(CHANNELS, eta)
     check_channel_table(strengths)
     return torch.tensor([strengths.get(name, 0.0) for name in CHANNELS], dtype=torch.float64)
 
