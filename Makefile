@@ -75,8 +75,8 @@ export: setup ## notebooks to modules and README; format and clean the notebooks
 	$(BIN)/jupyter nbconvert --log-level ERROR --to markdown --output-dir . --output README nbs/index.ipynb
 	sed -i -E 's#\]\((([a-z_0-9/]+\.ipynb|images|experiments)\b)#](nbs/\1#g' README.md
 
-outputs: setup ## name stored outputs of the pages that are no longer what comes out; WRITE=--write renews them, PAGES="02_judge start" takes these only, CONTAINING="severe share" those that store this text
-	PYTHONPATH=. $(BIN)/python -m tools.stored_outputs $(WRITE) $(if $(CONTAINING),--containing "$(CONTAINING)") $(PAGES)
+outputs: setup ## name stored outputs of the pages that are no longer what comes out; WRITE=--write renews them, PAGES="02_judge start" takes these only, MATCHING=severe.share those that store a match
+	PYTHONPATH=. $(BIN)/python -m tools.stored_outputs $(WRITE) $(if $(MATCHING),--matching '$(MATCHING)') $(PAGES)
 
 # Modules are cells of the pages, word for word, so their form is that of the pages.
 lint: setup ## ruff on the package, the form of pages, tests, tools and benchmarks, and which part may import which

@@ -12,7 +12,7 @@ from tools.stored_outputs import (
     comparable_text,
     differing_cells,
     main,
-    stores_text,
+    stores_match,
     write_outputs,
 )
 
@@ -100,12 +100,14 @@ def test_lines_of_an_output_that_did_not_change_are_not_in_the_diff(pages):
     assert changed == [["-", '"two\\n"'], ["+", '"2\\n"']]
 
 
-@pytest.mark.parametrize("text, is_stored", [("2026-01", True), ("never", True), ("1 + 1", False)])
-def test_pages_that_store_a_text(pages, text, is_stored):
-    assert stores_text(pages / "page.ipynb", text) is is_stored
+@pytest.mark.parametrize(
+    "pattern, is_stored", [("2026.01", True), ("never", True), (r"1 \+ 1", False)]
+)
+def test_pages_in_whose_outputs_a_pattern_occurs(pages, pattern, is_stored):
+    assert stores_match(pages / "page.ipynb", pattern) is is_stored
 
 
-def test_only_pages_that_store_the_text_are_executed(pages, monkeypatch):
+def test_only_pages_that_match_are_executed(pages, monkeypatch):
     taken = []
 
     def stored_cells(page):
@@ -113,14 +115,14 @@ def test_only_pages_that_store_the_text_are_executed(pages, monkeypatch):
         return nbformat.read(page, 4).cells
 
     monkeypatch.setattr("tools.stored_outputs.executed_cells", stored_cells)
-    assert main(["--nbs", str(pages), "--containing", "in 12 s", "broken", "page"]) == 0
+    assert main(["--nbs", str(pages), "--matching", "in 12 s", "broken", "page"]) == 0
     assert taken == ["page"]
 
 
-def test_a_text_that_no_page_stores(pages, capsys):
+def test_a_pattern_that_occurs_on_no_page(pages, capsys):
     with pytest.raises(SystemExit):
-        main(["--nbs", str(pages), "--containing", "severe", "broken", "page"])
-    assert "--containing: found 'severe', which no page stores" in capsys.readouterr().err
+        main(["--nbs", str(pages), "--matching", "severe", "broken", "page"])
+    assert "--matching: found 'severe', which occurs in no stored output" in capsys.readouterr().err
 
 
 def test_a_page_that_is_not_there(pages, capsys):

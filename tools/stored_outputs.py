@@ -1,13 +1,13 @@
 """Execute pages of nbs/ and say which of the outputs that they store are no longer what comes out:
 
-    python -m tools.stored_outputs [--write] [--containing TEXT] [PAGE ...]
+    python -m tools.stored_outputs [--write] [--matching PATTERN] [PAGE ...]
 
 A page is named as in nbs/ORDER (`02_judge`, `tutorials/train`); without one, all that
-`make test-notebooks` runs are executed, about ten minutes on one core. `--containing` executes only
-those of them that store an output with this text. `--write` puts the outputs that came out into
-the pages, in the form that `make export` gives them. What differs from one execution to the next
-(times, temporary paths, addresses, ids) does not count as a difference. Pages of nbs/experiments
-are not meant: they show the committed run (`tools.store_runs`).
+`make test-notebooks` runs are executed, about ten minutes on one core. `--matching` executes only
+those of them that store an output in which this regular expression occurs. `--write` puts the
+outputs that came out into the pages, in the form that `make export` gives them. What differs from
+one execution to the next (times, temporary paths, addresses, ids) does not count as a difference.
+Pages of nbs/experiments are not meant: they show the committed run (`tools.store_runs`).
 """
 
 import argparse
@@ -111,12 +111,12 @@ def write_outputs(page: Path, fresh: Sequence[dict], positions: Sequence[int]) -
     nbdev_clean(str(page))
 
 
-def stores_text(page: Path, text: str) -> bool:
-    """Whether an output that the page stores contains a text."""
+def stores_match(page: Path, pattern: str) -> bool:
+    """Whether a regular expression occurs in an output that the page stores."""
     cells = nbformat.read(page, as_version=4).cells
     for output in chain.from_iterable(cell.get("outputs", []) for cell in cells):
         shown = [output.get("text", ""), *output.get("data", {}).values()]
-        if any(isinstance(value, str) and text in value for value in shown):
+        if any(isinstance(value, str) and re.search(pattern, value) for value in shown):
             return True
     return False
 
@@ -129,7 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("pages", nargs="*", metavar="PAGE")
     parser.add_argument("--write", action="store_true", help="put what came out into the pages")
     parser.add_argument(
-        "--containing", metavar="TEXT", default="", help="only pages that store an output with TEXT"
+        "--matching",
+        metavar="PATTERN",
+        default="",
+        help="only pages that store an output with this regular expression, such as severe.share",
     )
     parser.add_argument("--nbs", type=Path, default=ROOT / "nbs", help="folder of the pages")
     options = parser.parse_args(arguments)
@@ -137,11 +140,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         parser.error(f"PAGE: found {missing[0]}; allowed: a page below {options.nbs}, no .ipynb")
     names = options.pages or library_pages()
-    if options.containing:
+    if options.matching:
         pages = {name: options.nbs / f"{name}.ipynb" for name in names}
-        names = [name for name, page in pages.items() if stores_text(page, options.containing)]
+        names = [name for name, page in pages.items() if stores_match(page, options.matching)]
         if not names:
-            parser.error(f"--containing: found {options.containing!r}, which no page stores")
+            parser.error(
+                f"--matching: found {options.matching!r}, which occurs in no stored output"
+            )
     # pictures inline, as Jupyter draws them, whatever the environment says
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     code = 0

@@ -328,7 +328,8 @@ def check_channel_table(value: float | Mapping[str, float]) -> float | Mapping[s
 def eta_by_channel(eta: float | Mapping[str, float]) -> Float[Tensor, " channel"]:
     """$\\eta^{(h)}$ of the nine channels, float64. `ValueError` outside [0, 1] or for
     an unknown channel name."""
-    strengths = eta if isinstance(eta, Mapping) else dict.fromkeys(CHANNELS, eta)
+    is_table = isinstance(eta, Mapping)
+    strengths: Mapping[str, float] = eta if is_table else dict.fromkeys(CHANNELS, eta)
     check_channel_table(strengths)
     return torch.tensor([strengths.get(name, 0.0) for name in CHANNELS], dtype=torch.float64)
 
@@ -360,7 +361,7 @@ def setting(default: object, need: str, **origin: object) -> Any:
     (`products.reproduction.provenance`): the paper's value (`paper`) and its place (`where`),
     the published code's value (`code`), and the reason (`why`) if the default is not the paper's.
     """
-    field = pydantic.Field(default)
+    field: Any = pydantic.Field(default)
     field.metadata.append(SettingOrigin({"need": need, **origin}))
     return field
 
