@@ -542,7 +542,7 @@ def refused_lines(forecast: str) -> list[str]:
             "grpo",
             "start: adapter '/no/adapter' cannot",
         ),
-        ({"demonstrations": None}, "sft", "demonstrations: found no endpoints"),
+        ({"demonstrations": None}, "sft", "demonstrations: found nothing"),
         ({"data": {"train": "none.jsonl"}}, "grpo", "data.train: none.jsonl"),
         (
             {"demonstrations": "none"},
