@@ -195,11 +195,8 @@ class Jobs:
         """What a finished job made that is missing now, apart from packed rows."""
         folder = self.folder(name)
         record = self.record(name)
-        rows = record.get("rows", [])
-        names = [*self.by_name[name].makes, *record.get("files", [])]
-        missing = [file for file in names if not (folder / file).exists()]
-        missing += [row for row in rows if not _has_rows(folder, row)]
-        return list(dict.fromkeys(missing))
+        made = [*self.by_name[name].makes, *record.get("files", []), *record.get("rows", [])]
+        return [file for file in dict.fromkeys(made) if not _is_there(folder, file)]
 
     def needed(self, targets: Iterable[str] = ()) -> list[str]:
         """The targets (all jobs if there are none) and everything that they read; each job comes
@@ -287,8 +284,9 @@ def _packed(folder: Path, name: str) -> Path:
     return folder / "rows" / f"{name}.gz"
 
 
-def _has_rows(folder: Path, name: str) -> bool:
-    return (folder / name).is_file() or _packed(folder, name).is_file()
+def _is_there(folder: Path, name: str) -> bool:
+    """Whether a file or folder is there, as it is or as packed rows."""
+    return (folder / name).exists() or _packed(folder, name).is_file()
 
 
 def row_files(folder: Path) -> list[str]:

@@ -233,6 +233,12 @@ def test_rows_that_become_far_too_large_are_not_unpacked(tmp_path):
     assert (folder / "a.jsonl").stat().st_size == 9_000_000
 
 
+def test_rows_that_a_job_promises_are_not_lost_if_they_are_packed(tmp_path):
+    jobs = Jobs(tmp_path, [shell("made", "true", makes=("a.jsonl", "b.jsonl"))])
+    packed(tmp_path / "made", "a.jsonl", b"{}\n")
+    assert jobs.lost("made") == ["b.jsonl"]
+
+
 @pytest.mark.parametrize("name", ["../outside.jsonl", "/outside.jsonl"])
 def test_rows_are_put_back_into_their_own_folder_alone(tmp_path, name):
     """The record of a clone may be a stranger's."""
