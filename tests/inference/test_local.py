@@ -248,11 +248,14 @@ def test_weights_that_are_converted_once_give_the_same_answers():
     ids = torch.arange(1, 13).reshape(2, 6)
     last, before = ids[:, -1:], ids[:, :-1]
     logits = []
+    gradients = []
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         for block in (contextlib.nullcontext, lambda: decoding(model)):
             with block():
+                gradients.append(all(weight.requires_grad for weight in model.parameters()))
                 cache = model(input_ids=before, use_cache=True).past_key_values
                 logits.append(model(input_ids=last, past_key_values=cache).logits)
+    assert gradients == [False, True]  # autocast keeps the copies of weights with a gradient
     assert logits[0].dtype == torch.bfloat16
     torch.testing.assert_close(*logits, rtol=2**-6, atol=2**-6)
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
