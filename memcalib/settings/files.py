@@ -382,11 +382,9 @@ def _typed_names(typed: object, names: Sequence[str]) -> set[str]:
     """The settings of an endpoint that were typed."""
     for name in names:
         typed = typed.get(name) if isinstance(typed, Mapping) else None
-    return (
-        {name for name, value in typed.items() if value is not None}
-        if isinstance(typed, Mapping)
-        else set()
-    )
+    if not isinstance(typed, Mapping):
+        return set()
+    return {name for name, text in typed.items() if text is not None}
 
 
 def _agreed_file() -> Path:
@@ -489,11 +487,11 @@ def check_key_hosts(
             f"the key in {endpoint.key_env} may not be sent to this host; to allow it, use "
             f"--allow-host {host}"
         )
-        setting, value = "base_url", to_agree_to
+        setting, refused = "base_url", to_agree_to
         if is_typed:
-            setting, value = "key_env", endpoint.key_env
+            setting, refused = "key_env", endpoint.key_env
             allowed = f"the address {endpoint.url} was typed, but {allowed}, or type key_env too"
-        errors.append(SettingError(".".join((*names, setting)), allowed, short_repr(value)))
+        errors.append(SettingError(".".join((*names, setting)), allowed, short_repr(refused)))
     if errors:
         raise SettingErrors(errors, str(file))
 
